@@ -1,0 +1,101 @@
+"""A move of a slider, from its value to the new picture: an explorer against `interact` with a fresh figure, in turn.
+
+Both run in a real kernel, with IPython's inline pictures, as in a notebook. Left out: the way to the browser and back.
+"""
+
+import json
+
+START = """
+%matplotlib inline
+import json, statistics, time
+import ipywidgets
+import matplotlib.pyplot as plt
+from labkit.cost import comm, hardware
+
+
+def move(control, value):
+    began = time.perf_counter()
+    control.value = value
+    return time.perf_counter() - began
+
+"""
+COLLECTIVES = """
+from labkit.labs.lab01 import Sweep
+from labkit.view import curves, explore
+
+sizes = explore.SIZES
+sweeps = [Sweep("all_reduce", n, sizes[:6], tuple((n * 1e-3,) for _ in range(6))) for n in (2, 4)]
+found = explore.collectives(sweeps, within="NVLink 4", nodes=2)
+
+
+def fresh(size, op="all_reduce"):
+    group = explore.group_of(4, 2, hardware.link("NVLink 4"), hardware.link("InfiniBand NDR"))
+    lines = [
+        curves.Curve(name, sizes, [comm.group_time_s(op, s, group, name) for s in sizes], number=at)
+        for at, name in enumerate(explore.ALGORITHMS)
+    ]
+    ax = curves.times([*lines, *explore._points(sweeps, op)], explore.reading(op, size, "ring", group))
+    ax.axvline(size)
+    plt.show()
+
+
+fresh_one = ipywidgets.interactive(fresh, size=list(sizes), op=ipywidgets.fixed("all_reduce"))
+moved, places = "size", (sizes[3], sizes[9], sizes[14], sizes[19])
+"""
+BUCKETS = """
+from labkit.labs import lab02
+from labkit.labs.lab02 import recut
+from labkit.view import buckets, curves, plot
+
+naive = lab02.record_step(lambda model: model, lab02.torchs_average, world_size=2)
+found = buckets.buckets(naive)
+device, sizes = hardware.device("T4"), buckets.SIZES
+backward = recut.backward_of(naive, device)
+
+
+def fresh(size):
+    one, by_size = buckets.cuts(backward, device, hardware.link("PCIe 3"), 4)
+    figure, (top, below) = plt.subplots(2, 1, figsize=(8.2, 4.6), layout="constrained")
+    lanes = [(name, [each[1:] for each in buckets.bars(cut, backward) if each[0] == lane])
+             for cut in (one, by_size[size]) for lane, name in enumerate(buckets.LANES[:2])]
+    plot.timeline(lanes, buckets.reading(one, by_size[size], size), top)
+    curves.lines([("in buckets", sizes, [by_size[s].time_s for s in sizes], "line")], "bucket size", "s", ax=below)
+    plt.show()
+
+
+fresh_one = ipywidgets.interactive(fresh, size=list(sizes))
+moved, places = "bucket_bytes", (sizes[2], sizes[6], sizes[9], sizes[12])
+"""
+END = """
+pairs = [
+    (move(found.controls[moved], place), move(fresh_one.children[0], place)) for _ in range(ROUNDS) for place in places
+]
+print("BENCH" + json.dumps([statistics.median(column) for column in zip(*pairs)]))
+"""
+
+
+def main(rounds: int = 6) -> None:
+    """Print both medians in ms and their ratio, for each explorer."""
+    for name, cell in (("collectives", COLLECTIVES), ("buckets", BUCKETS)):
+        ours, theirs = medians(START + cell + END.replace("ROUNDS", str(rounds)))
+        print(f"{name}, a median of {4 * rounds} moves")
+        print(f"explorer: slider to new picture   {ours * 1e3:6.0f} ms  (to be at most 100)")
+        print(f"interact with a fresh figure      {theirs * 1e3:6.0f} ms")
+        print(f"interact / explorer               {theirs / ours:6.1f} x  (to be at least 2)")
+
+
+def medians(cell: str) -> tuple[float, float]:
+    """Seconds of a move, by the explorer and by `interact`, as a cell in a kernel of its own finds them."""
+    import nbclient
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(cell)]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": ""}})
+    nbclient.NotebookClient(notebook, timeout=300).execute()
+    told = "".join(output.get("text", "") for output in notebook.cells[0].outputs)
+    ours, theirs = json.loads(told.split("BENCH")[1].splitlines()[0])
+    return ours, theirs
+
+
+if __name__ == "__main__":
+    main()

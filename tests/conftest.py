@@ -1,0 +1,48 @@
+"""What every test shares: no test reads or writes the learner's own files, none draws on a screen.
+
+`--soak` makes the long drills whole. With two workers (`--dist loadgroup`) a file's tests stay together, for they share
+what its fixtures made, except where each test is long and shares nothing. Per-room fixtures stand in the room's own
+conftest, not here.
+"""
+
+import os
+
+import pytest
+
+APART = ("test_editions.py", "test_prove.py")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="run the long drills whole, not a sample of 40")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        together = item.path.parent if item.path.parent.name == "slides" else item.path  # decks are drawn once for all
+        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in APART else str(together)))
+
+
+@pytest.fixture(scope="session")
+def soak(request):
+    """True when the long drills are to be run whole (`make soak`)."""
+    return request.config.getoption("--soak")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory):
+    """Progress, matplotlib and IPython keep their files in a temporary folder for the length of the run."""
+    before = dict(os.environ)
+    home = tmp_path_factory.mktemp("home")
+    os.environ.update(LABKIT_HOME=str(home / "labkit"), IPYTHONDIR=str(home / "ipython"), MPLBACKEND="Agg")
+    yield home
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def repo():
+    """The repository's root folder, as a Path."""
+    from pathlib import Path
+
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,1 @@
+"""Tests of the house itself: rooms, style, packaging, the set-up, and the papers at the door."""
