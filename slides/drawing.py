@@ -1,7 +1,7 @@
 """A figure for a slide, with the numbers that the slide may say; and how it becomes SVG.
 
-The same figure gives the same bytes: no date, no random ids, letters as outlines. Text smaller than a projector
-shows is made larger. Left out: what is drawn (`figures`), and by which function (`labkit.view`).
+The same figure gives the same bytes, as often as it is asked: no date, no random ids, letters as outlines. Text
+smaller than a projector shows is made larger. Left out: what is drawn (`figures`), and by which function (`labkit.view`).
 """
 
 from __future__ import annotations
@@ -56,4 +56,5 @@ def svg(drawing: Drawn, name: str) -> bytes:
     kept = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
         drawing.figure.savefig(kept, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    drawing.figure.set_layout_engine("none")  # laid out anew, what is laid out already would move a little
     return kept.getvalue()

@@ -72,6 +72,10 @@ def test_figures_do_not_change_from_one_build_to_the_next(deck, drawings, chosen
     assert json.loads(done.stdout.splitlines()[-1]) == hashes(deck.lab, drawings)
 
 
+def test_a_figure_is_the_same_as_often_as_it_is_asked(deck, drawings):
+    assert hashes(deck.lab, drawings) == hashes(deck.lab, drawings)
+
+
 def again(lab):
     """The hashes of a lab's figures, drawn here."""
     return hashes(lab, build.draw(lab))
