@@ -66,6 +66,70 @@ def fresh(size):
 fresh_one = ipywidgets.interactive(fresh, size=list(sizes))
 moved, places = "bucket_bytes", (sizes[2], sizes[6], sizes[9], sizes[12])
 """
+MEMORY = """
+from labkit.view import memory as explorer
+
+found = explorer.memory()
+
+
+def fresh(**values):
+    words, held, _, room, card = explorer.reading(None, **values)
+    ax = explorer.stacked([held], ["formula"], words)
+    ax.axhline(room / 1e9)
+    plt.show()
+
+
+fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "seq"}
+fresh_one = ipywidgets.interactive(fresh, seq=list(found.controls["seq"].options), **fixed)
+moved, places = "seq", (512, 2048, 8192, 32768)
+"""
+ZERO = """
+from labkit.view import zero
+
+found = zero.zero(model="llama-3.1-8b")
+
+
+def fresh(ranks, **values):
+    stages = zero.stages(ranks=ranks, **values)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.2), layout="constrained")
+    names = ["no ZeRO", "stage 1", "stage 2", "stage 3"]
+    zero.stacked(names, {kind: [s.kept[kind] for s in stages] for kind in zero.KINDS}, "bytes per parameter", ax=left)
+    for op, colour in zero.OPS.items():
+        right.bar(names, [s.sent.get(op, 0.0) for s in stages], color=colour, label=op)
+    right.legend()
+    figure.suptitle(zero.reading(stages, values["model"], ranks))
+    plt.show()
+
+
+fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "ranks"}
+fresh_one = ipywidgets.interactive(fresh, ranks=list(zero.RANKS), **fixed)
+moved, places = "ranks", (2, 16, 128, 1024)
+"""
+OFFLOAD = """
+from labkit.view import offload
+
+found = offload.offload()
+moved, places = "tokens", tuple(offload.TOKENS[at] for at in (1, 3, 5, 7))
+
+
+def fresh(tokens, overlap, **values):
+    setup, overlap = offload.Setup(**values), overlap == offload.OVERLAP[0]
+    for state in offload.STATES:
+        style = "-" if offload.fits(setup, state) else "--"
+        plt.loglog(offload.TOKENS, offload.times(setup, state, overlap), style, label=state)
+    plt.axvline(tokens)
+    plt.title(offload.reading(setup, tokens, overlap), fontsize=8)
+    plt.legend()
+    plt.grid()
+    plt.show()
+
+
+fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "tokens"}
+fresh_one = ipywidgets.interactive(fresh, tokens=list(offload.TOKENS), **fixed)
+"""
+EXPLORERS = {
+    "collectives": COLLECTIVES, "buckets": BUCKETS, "memory": MEMORY, "zero": ZERO, "offload": OFFLOAD,
+}  # fmt: skip
 END = """
 pairs = [
     (move(found.controls[moved], place), move(fresh_one.children[0], place)) for _ in range(ROUNDS) for place in places
@@ -76,7 +140,7 @@ print("BENCH" + json.dumps([statistics.median(column) for column in zip(*pairs)]
 
 def main(rounds: int = 6) -> None:
     """Print both medians in ms and their ratio, for each explorer."""
-    for name, cell in (("collectives", COLLECTIVES), ("buckets", BUCKETS)):
+    for name, cell in EXPLORERS.items():
         ours, theirs = medians(START + cell + END.replace("ROUNDS", str(rounds)))
         print(f"{name}, a median of {4 * rounds} moves")
         print(f"explorer: slider to new picture   {ours * 1e3:6.0f} ms  (to be at most 100)")
