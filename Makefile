@@ -24,7 +24,7 @@ lab: python
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/labkit build --check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests
 	$(APART) $(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout 120 --nbval-current-env notebooks/solved
 
 browser: setup

@@ -1,8 +1,8 @@
 """What every test shares: no test reads or writes the learner's own files, none draws on a screen.
 
-`--soak` makes the long drills whole. With two workers (`--dist loadgroup`) a file's tests stay together, for they share
-what its fixtures made, except where each test is long and shares nothing. Per-room fixtures stand in the room's own
-conftest, not here.
+`--soak` makes the long drills whole. With several workers (`-n 2`) a file's tests stay together, for they share what
+its fixtures made, except where each test is long and shares nothing. (pytest-xdist's own `--dist loadgroup` does this no
+more with pytest 9.2, without a word.) Per-room fixtures stand in the room's own conftest, not here.
 """
 
 import gc
@@ -17,11 +17,24 @@ def pytest_addoption(parser):
     parser.addoption("--soak", action="store_true", help="run the long drills whole, not a sample of 40")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        together = item.path.parent if item.path.parent.name == "slides" else item.path  # decks are drawn once for all
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in APART else str(together)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """pytest-xdist's scheduler of groups, with ours."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    return ByFile(config, log)
+
+
+def group_of(nodeid):
+    """What goes to one worker: a test of APART, the decks (drawn once for all their tests), any other file."""
+    file = nodeid.split("::")[0]
+    if file.endswith(APART):
+        return nodeid
+    return "tests/slides" if file.startswith("tests/slides/") else file
 
 
 @pytest.fixture(scope="session")
