@@ -25,7 +25,8 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/labkit build --check
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests
-	$(APART) $(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout 120 --nbval-current-env notebooks/solved
+	$(APART) $(BIN)/python -m pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout 120 \
+		--nbval-current-env notebooks/solved
 
 browser: setup
 	$(BIN)/python -m pytest -s tests/browser
