@@ -1,8 +1,8 @@
 """What every test shares: no test reads or writes the learner's own files, none draws on a screen.
 
 `--soak` makes the long drills whole. With several workers (`-n 2`) a file's tests stay together, for they share what
-its fixtures made, except where each test is long and shares nothing. (pytest-xdist's own `--dist loadgroup` does this no
-more with pytest 9.2, without a word.) Per-room fixtures stand in the room's own conftest, not here.
+its fixtures made, except where each test is long and shares nothing. (pytest-xdist's own `--dist loadgroup` has no
+effect with pytest 9.2, without a word.) Per-room fixtures stand in the room's own conftest, not here.
 """
 
 import gc
