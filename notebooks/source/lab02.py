@@ -82,7 +82,7 @@ one, other = alone[0][1], alone[1][1]
 apart = [0, *(100 * (one - other).norm(dim=1) / one.norm(dim=1)).tolist()]
 left, right = plot.side_by_side(2, width=4.2, height=2.8)
 series = [(f"rank {r}", range(STEPS), losses, "line") for r, (losses, _) in enumerate(alone)]
-ax = curves.lines(series, "step", "loss", "without averaging: each loss falls", ax=left)
+ax = curves.lines(series, "step", "loss", "without averaging: each loss falls", left, from_zero=False)
 ax = curves.lines([("", range(0, STEPS + 1, 5), apart, "line")], "steps done", "%", "all weights of ranks 0 and 1, apart", ax=right)
 plt.show()
 apart_guess.reveal(apart[-1])

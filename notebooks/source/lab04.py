@@ -170,7 +170,7 @@ def forgetful(model):
 
 broken = lab04.record("no all_gather", forgetful, steps=6)
 ways = [("serial", serial), ("no all_gather", broken.losses)]
-ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 with its gathering taken away{note}")
+ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 with its gathering taken away{note}", from_zero=False)
 
 # %% [markdown]
 # No error, and the loss still falls: each rank trains a quarter of a model whose other quarters stay as they were. Only a comparison with other ranks, or a serial run, shows it.
@@ -542,7 +542,7 @@ true, found = resumed.by_one(12), {}
 for ranks in (on_two, on_three):
     found |= {step: sum(losses[step] for losses in ranks) / len(ranks) for step in ranks[0]}
 series = [("serial, never interrupted", range(1, 13), true, "line"), ("resumed", [*found], [*found.values()], "points")]
-ax = curves.lines(series, "step", "loss", f"saved on 4, resumed on 2 from step 4, on 3 from step 8{note_5}")
+ax = curves.lines(series, "step", "loss", f"saved on 4, resumed on 2 from step 4, on 3 from step 8{note_5}", from_zero=False)
 plt.show()
 off = max(abs(loss - true[step - 1]) for step, loss in found.items())
 files = sorted(os.path.relpath(path, folder) for path in Path(folder).rglob("*") if path.is_file())
