@@ -170,7 +170,7 @@ def forgetful(model):
 
 broken = lab04.record("no all_gather", forgetful, steps=6)
 ways = [("serial", serial), ("no all_gather", broken.losses)]
-ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 with its gathering taken away{note}", from_zero=False)
+ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 without its gathering{note}", from_zero=False)
 
 # %% [markdown]
 # No error, and the loss still falls: each rank trains a quarter of a model whose other quarters stay as they were. Only a comparison with other ranks, or a serial run, shows it.

@@ -150,7 +150,7 @@ class OffloadedAdam:
 labkit.check("5.1")
 
 # %%
-Mine, note = mine_or(OffloadedAdam, lab05.TorchOnHost, "torch's on the host")
+Mine, note = mine_or(OffloadedAdam, lab05.TorchOnHost, "torch's")
 note = note and f" ({note})"
 moved = lab05.train(lambda weights: Mine(weights, lr=1e-3))
 both = [("torch's AdamW", on_device), (f"offloaded{note}", moved)]
