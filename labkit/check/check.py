@@ -121,15 +121,16 @@ def _check_error(exercise: Exercise, error: Exception) -> Verdict:
     return wrong("evidence", "check_error", sentence, exercise.name, got, "a verdict")
 
 
-def mine_or(fn: Callable, reference: Callable) -> tuple[Callable, str]:
-    """(reference, "not yet yours") while fn is a stub, else (fn, note), noted until it passed as it stands.
+def mine_or(fn: Callable, reference: Callable, whose: str = "") -> tuple[Callable, str]:
+    """(reference, "not yet yours: " and whose) while fn is a stub, else (fn, note), noted until it passed as it stands.
 
+    whose: what the reference is ("torch's AdamW"); "" leaves it and the colon out.
     The note of an answer of one's own is "yours, not passed yet", or "" after its check; "" too where Python does not
     know its source. For the cells after a check, so that a picture is drawn either way and its title tells whose
     work it shows.
     """
     if sealed.is_stub(fn):
-        return reference, "not yet yours"
+        return reference, f"not yet yours: {whose}" if whose else "not yet yours"
     source, (data, _) = sealed.source_of(fn)[: progress.MAX_SOURCE], progress.load()
     passed = [entry["answer"]["passed"] for entry in data["exercises"].values()]
     return fn, "yours, not passed yet" if source and source not in passed else ""

@@ -1,8 +1,8 @@
 """RAM that a piece of code takes for itself: bytes of tensors, of numpy's arrays and of other large objects.
 
 What is mapped from a file is not counted, for its pages can be dropped at any time. Tensors are watched by a dispatch
-mode, the rest by tracemalloc, to which numpy reports. And `full_disk`, which makes the disk look full. Left out: what
-libraries keep in C, and the page cache.
+mode, the rest by tracemalloc, to which numpy reports; what libraries keep in C is in the kernel's count alone
+(`resident`). And `full_disk`, which makes the disk look full. Left out: the page cache.
 """
 
 from __future__ import annotations
@@ -92,6 +92,20 @@ def large_objects() -> int:
     """
     traces = tracemalloc.take_snapshot().traces
     return sum(trace.size for trace in traces if trace.size >= LARGE_BYTES or trace.domain)
+
+
+def resident() -> dict[str, int] | None:
+    """RssAnon and RssFile of this process in bytes, from Linux's /proc/self/status; None where it is not there.
+
+    What no file backs and no other process shares is RssAnon, whether Python, torch or C took it.
+    """
+    try:
+        with open("/proc/self/status") as status:
+            pairs = [line.split(":") for line in status]
+    except OSError:
+        return None
+    found = {name: int(value.split()[0]) * 1024 for name, value in pairs if name in ("RssAnon", "RssFile")}
+    return found if len(found) == 2 else None
 
 
 @contextmanager

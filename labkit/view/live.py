@@ -72,7 +72,7 @@ def losses(reference: Sequence[float] = (), label: str = "serial", name: str = "
     """A live curve of what ranks report as `report(step=..., loss=...)`.
 
     reference: one value a step to compare with, drawn as rings on top and called `label`; it also sets the axes' first
-    limits.
+    limits, which begin a little below it and not at 0.
     every_s: seconds between two pictures at least.
     """
     return Live(name, tuple(reference), label, every_s, _shower() if in_notebook() else _not_shown)
@@ -92,7 +92,10 @@ def _picture(name: str, reference: Sequence[float], label: str) -> tuple[Any, Ca
     ax.set(xlabel="step", ylabel=name, title=" ")
     ax.title.set_fontsize(10)
     ax.set_xlim(0, max(len(reference) - 1, 10))
-    ax.set_ylim(0, 1.1 * max((value for value in reference if 0 < value < _LARGEST), default=1.0))
+    drawn = [value for value in reference if 0 < value < _LARGEST]
+    low, high = (min(drawn), max(drawn)) if drawn else (0.0, 1.0)
+    margin = 0.08 * (high - low) or 0.1 * high
+    ax.set_ylim(low - margin if drawn else 0.0, high + margin)
     ax.grid(color=COLOURS["idle"], linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)

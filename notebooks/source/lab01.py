@@ -180,7 +180,7 @@ rates = {
     for s in sweeps
 }
 lines = [curves.Curve(op, lab01.SIZES, rates[op, 4], "points", number) for number, op in enumerate(lab01.OPS)]
-ax = curves.bandwidths(lines, f"this machine, 4 ranks, busbw {note or 'yours'}")
+ax = curves.bandwidths(lines, f"this machine, 4 ranks, busbw ({note or 'yours'})")
 best = {n: max(rates["all_reduce", n]) / 1e9 for n in (2, 4)}
 Markdown(f"**The best busbw of an all_reduce here is {best[2]:.2g} GB/s on 2 ranks and {best[4]:.2g} GB/s on 4.**")
 
@@ -278,7 +278,7 @@ new_s = max(labkit.launch(time_all_reduce, 4, 2**23))
 line_s = alpha_s + beta_s * 2**23
 unmeasured_guess.reveal(new_s * 1e3)
 fitted = curves.Curve(
-    f"alpha + beta S, {note or 'yours'}", sizes[:17], [alpha_s + beta_s * size for size in sizes[:17]]
+    f"alpha + beta S ({note or 'yours'})", sizes[:17], [alpha_s + beta_s * size for size in sizes[:17]]
 )
 points = curves.Curve("every repetition", *mine.samples, "points", 1)
 ax = curves.times([fitted, points, curves.Curve("8 MiB, new", [2**23], [new_s], "points", 5)], "all_reduce, 4 ranks")

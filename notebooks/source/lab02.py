@@ -82,7 +82,7 @@ one, other = alone[0][1], alone[1][1]
 apart = [0, *(100 * (one - other).norm(dim=1) / one.norm(dim=1)).tolist()]
 left, right = plot.side_by_side(2, width=4.2, height=2.8)
 series = [(f"rank {r}", range(STEPS), losses, "line") for r, (losses, _) in enumerate(alone)]
-ax = curves.lines(series, "step", "loss", "without averaging: each loss falls", ax=left)
+ax = curves.lines(series, "step", "loss", "without averaging: each loss falls", left, from_zero=False)
 ax = curves.lines([("", range(0, STEPS + 1, 5), apart, "line")], "steps done", "%", "all weights of ranks 0 and 1, apart", ax=right)
 plt.show()
 apart_guess.reveal(apart[-1])
@@ -123,13 +123,14 @@ labkit.check("2.1")
 # Four ranks again, now with your function. Watch the curve while they train.
 
 # %%
-average, note = mine_or(average_gradients, lab02.torchs_average)
+average, note = mine_or(average_gradients, lab02.torchs_average, "torch's")
 print(note or "yours")
+note = note and f" ({note})"
 with live.losses(reference=serial) as watch:
     found = labkit.launch(train, 4, STEPS, 4, average, on_report=watch)
 means = [mean(at_step) for at_step in zip(*(losses for losses, _ in found), strict=True)]
 off = max(abs(a - b) for a, b in zip(means, serial, strict=True))
-Markdown(f"**Four workers, one model: the mean of their losses is the serial loss to {off:.0e}, at every step.** {note}")
+Markdown(f"**Four workers, one model: the mean of their losses is the serial loss to {off:.0e}, at every step.**{note}")
 
 # %% [markdown]
 # Thin lines: each rank's loss on its own rows. What they agree on is the gradient, once a step. They never compare weights.
@@ -145,7 +146,7 @@ naive_guess = labkit.predict("2.naive_exposed", ..., "%")
 # %%
 naive = lab02.record_step(lambda model: model, average)
 played = replay(naive.records, prices(t4s))
-ax = plot.timeline(lab02.lanes(naive, played, "rank 0"), f"all_reduce after backward, 4 T4 over PCIe 3 {note}")
+ax = plot.timeline(lab02.lanes(naive, played, "rank 0"), f"all_reduce after backward, 4 T4 over PCIe 3{note}")
 plt.show()
 naive_exposed_s = played.exposed_s(0)
 naive_guess.reveal(100 * naive_exposed_s / played.time_s)
@@ -229,13 +230,14 @@ class BucketedDDP(torch.nn.Module):
 labkit.check("2.2")
 
 # %%
-Mine, note_2 = mine_or(BucketedDDP, lab02.TorchDDP)
+Mine, note_2 = mine_or(BucketedDDP, lab02.TorchDDP, "torch's DDP")
+note_2 = note_2 and f" ({note_2})"
 my_way = lambda model: Mine(model, 2**21), lambda wrapped: wrapped.finish()
 bucketed = lab02.record_step(*my_way)
 steps = {"after backward": naive, "buckets": bucketed, "torch's DDP": with_torch}
 on_t4 = [replay(step.records, prices(t4s)) for step in steps.values()]
 shown = [lane for name, step, p in zip(steps, steps.values(), on_t4, strict=True) for lane in lab02.lanes(step, p, name)]
-ax = plot.timeline(shown, f"rank 0 of 4 T4 over PCIe 3, buckets of 2 MiB {note_2}")
+ax = plot.timeline(shown, f"rank 0 of 4 T4 over PCIe 3, buckets of 2 MiB{note_2}")
 plt.show()
 Markdown(
     f"**Buckets leave {on_t4[1].exposed_s(0) / naive_exposed_s:.1%} of the waiting: a step takes {on_t4[1].time_s * 1e3:.2f} ms, not {on_t4[0].time_s * 1e3:.2f}. torch's DDP: {on_t4[2].time_s * 1e3:.2f}.**"
@@ -509,7 +511,7 @@ Markdown(f"**Two ranks: {speeds[1] / speeds[0]:.2f} times the tokens of one, fou
 # %%
 apart = max(abs(a - b) for a, b in zip(bucketed.losses, with_torch.losses, strict=True))
 sent = [step.records[0].sent_bytes for step in (bucketed, with_torch)]
-print(f"{len(bucketed.losses)} steps: losses differ by {apart:.0e}; sent a step {sent[0]:,} and {sent[1]:,} bytes {note_2}")
+print(f"{len(bucketed.losses)} steps: losses differ by {apart:.0e}; sent a step {sent[0]:,} and {sent[1]:,} bytes{note_2}")
 
 # %% [markdown]
 # DeepSpeed without ZeRO, *stage 0*, is plain data parallel as well. First with the batch sizes of a published guide for 8 GPUs, here on 4 ranks; then with sizes that agree.

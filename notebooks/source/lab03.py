@@ -84,14 +84,15 @@ labkit.check("3.1")
 
 # %%
 state_bytes, note = mine_or(model_state_bytes, lab03.pictures.by_convention)
+note = note and f" ({note})"
 settings = [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "lion"), ("bf16", "adamw8bit"), ("bf16", "sgd")]
 sizes = [state_bytes(10**9, *setting) for setting in settings]
 stacks = [dict(zip(("parameters", "gradients", "optimizer"), each, strict=True)) for each in sizes]
-ax = explorer.stacked(stacks, ["\n".join(setting) for setting in settings], f"states of a billion parameters {note}")
+ax = explorer.stacked(stacks, ["\n".join(setting) for setting in settings], f"states of a billion parameters{note}")
 plt.show()
 one_billion = sum(state_bytes(10**9, "bf16", "adamw")) / 1e9
 states_guess.reveal(one_billion)
-Markdown(f"**{one_billion:g} GB, {one_billion / 2:g} times the weights, and mixed precision saves nothing of it: fp32 has {sum(state_bytes(10**9, 'fp32', 'adamw')) / 1e9:g} GB too.** {note}")
+Markdown(f"**{one_billion:g} GB, {one_billion / 2:g} times the weights, and mixed precision saves nothing of it: fp32 has {sum(state_bytes(10**9, 'fp32', 'adamw')) / 1e9:g} GB too.**{note}")
 
 # %%
 for convention in states.CONVENTIONS:
@@ -181,14 +182,15 @@ labkit.check("3.2")
 
 # %%
 count, note_2 = mine_or(activation_bytes, lab03.pictures.by_the_table)
+note_2 = note_2 and f" ({note_2})"
 widths = {"bf16": 2, "fp32": 4}
 rows = {name: [count(small, 2, 128, e, name) / 1e3 for e in widths.values()] for name in ("megatron", "eager")}
 rows["autograd, live"] = [lab03.layer_bytes(small, 2, 128, e) / 1e3 for e in widths.values()]
-ax = curves.bars(list(rows.items()), list(widths), "kB a layer", f"2 x 128 tokens, hidden 128 {note_2}")
+ax = curves.bars(list(rows.items()), list(widths), "kB a layer", f"2 x 128 tokens, hidden 128{note_2}")
 plt.show()
 llama = named("llama-3.2-1b")
 per_sequence = {name: llama.layers * count(llama, 1, 4096, 2, name) / 1e9 for name in ("megatron", "eager")}
-Markdown(f"**One sequence of 4096 tokens in Llama 3.2 1B: {per_sequence['megatron']:.1f} GB in the layers by the papers, {per_sequence['eager']:.1f} GB as torch runs it unfused, beside {sum(state_bytes(shapes.parameters(llama), 'bf16', 'adamw')) / 1e9:.1f} GB of states.** {note_2}")
+Markdown(f"**One sequence of 4096 tokens in Llama 3.2 1B: {per_sequence['megatron']:.1f} GB in the layers by the papers, {per_sequence['eager']:.1f} GB as torch runs it unfused, beside {sum(state_bytes(shapes.parameters(llama), 'bf16', 'adamw')) / 1e9:.1f} GB of states.**{note_2}")
 
 # %%
 # Fused kernels are what lies between the two. Formula beside record, for the small model's whole step:
@@ -311,14 +313,15 @@ def choose_checkpoints(layers: list, x: torch.Tensor, costs: list, budget_bytes:
 labkit.check("3.3")
 
 # %%
-choose, note_3 = mine_or(choose_checkpoints, lab03.pictures.everything_again)
+choose, note_3 = mine_or(choose_checkpoints, lab03.pictures.everything_again, "all layers")
+note_3 = note_3 and f" ({note_3})"
 ways, flops_again, peaks = zip(*lab03.pictures.checkpoint_picture(choose), strict=True)
 left, right = plot.side_by_side(2, width=4.4, height=2.6)
-ax = curves.bars([("", peaks)], ways, "kB of activations", f"most held, recorded {note_3}", left)
+ax = curves.bars([("", peaks)], ways, "kB of activations", f"most held, recorded{note_3}", left)
 curves.limit(ax, lab03.pictures.LAYERS_BUDGET / 1e3, f"budget {lab03.pictures.LAYERS_BUDGET / 1e3:.0f} kB", at=1)
 ax = curves.bars([("", flops_again)], ways, "MFLOPs", "recomputed", right)
 plt.show()
-Markdown(f"**Budget {lab03.pictures.LAYERS_BUDGET / 1e3:.0f} kB: {peaks[2]:.0f} kB held with {flops_again[2]:.1f} MFLOPs again; all layers would cost {flops_again[1]:.1f}.** {note_3}")
+Markdown(f"**Budget {lab03.pictures.LAYERS_BUDGET / 1e3:.0f} kB: {peaks[2]:.0f} kB held with {flops_again[2]:.1f} MFLOPs again; all layers would cost {flops_again[1]:.1f}.**{note_3}")
 
 # %% [markdown]
 # torch's own answer to this exercise is the *memory budget* of `torch.compile`; by hand, people checkpoint every layer, or every other one.
@@ -419,7 +422,8 @@ def train(steps, rows, Scaler=None):
 
 
 # %%
-Scaler, note_4 = mine_or(DynamicLossScaler, lab03.pictures.TorchScaler)
+Scaler, note_4 = mine_or(DynamicLossScaler, lab03.pictures.TorchScaler, "torch's")
+note_4 = note_4 and f" ({note_4})"
 wide = [loss for loss, *_ in labkit.launch(train, 1, 30, 8, prints="quiet", backend="gloo")[0]]
 half = labkit.launch(train, 2, 30, 4, Scaler, prints="quiet", backend="gloo")
 losses = [(one[0] + other[0]) / 2 for one, other in zip(*half, strict=True)]
@@ -427,17 +431,17 @@ left, right = plot.side_by_side(2, width=4.4, height=2.6)
 series = [("fp32, one rank", range(30), wide, "line"), ("fp16, two ranks", range(30), losses, "points")]
 ax = curves.lines(series, "step", "nats per byte", "same start, same rows", left, from_zero=False)
 powers = [torch.tensor(scale).log2() for *_, scale in half[0]]
-ax = curves.lines([("", range(30), powers, "points")], "step", "log2 of the scale", f"the loss scale {note_4}", right, from_zero=False)
+ax = curves.lines([("", range(30), powers, "points")], "step", "log2 of the scale", f"the loss scale{note_4}", right, from_zero=False)
 plt.show()
 skipped = sum(took is False for _, took, _ in half[0])
-Markdown(f"**{skipped} of 30 steps skipped, on both ranks; the loss ends at {losses[-1]:.2f}; in fp32, after as many steps taken, at {wide[-1 - skipped]:.2f}.** {note_4}")
+Markdown(f"**{skipped} of 30 steps skipped, on both ranks; the loss ends at {losses[-1]:.2f}; in fp32, after as many steps taken, at {wide[-1 - skipped]:.2f}.**{note_4}")
 
 # %% [markdown]
 # A published configuration says `"initial_scale_power": 32`. With a largest gradient of 1/8, how many steps are skipped?
 
 # %%
 scales, skips = lab03.pictures.too_high(Scaler, 32)
-ax = curves.lines([("", range(40), [torch.tensor(scale).log2() for scale in scales], "points")], "step", "log2 of the scale", f"from 2 to the 32 {note_4}", from_zero=False)
+ax = curves.lines([("", range(40), [torch.tensor(scale).log2() for scale in scales], "points")], "step", "log2 of the scale", f"from 2 to the 32{note_4}", from_zero=False)
 plt.show()
 Markdown(f"**{skips} steps: each halves the scale, until an eighth of it is below 65504.** They read data, compute, and change nothing.")
 

@@ -142,8 +142,8 @@ labkit.check("4.1")
 sent_guess = labkit.predict("4.sent_1", ..., "times")
 
 # %%
-Mine1, note = mine_or(ZeroOptimizer, lab04.TorchZero)
-note = note and f" ({note}: torch's ZeroRedundancyOptimizer)"
+Mine1, note = mine_or(ZeroOptimizer, lab04.TorchZero, "torch's ZeroRedundancyOptimizer")
+note = note and f" ({note})"
 stage1 = lab04.record("stage 1", Mine1)
 print(pictures.step_table([ddp, stage1], ranks=4))
 sent_guess.reveal(communication(1) / communication(0))
@@ -170,7 +170,7 @@ def forgetful(model):
 
 broken = lab04.record("no all_gather", forgetful, steps=6)
 ways = [("serial", serial), ("no all_gather", broken.losses)]
-ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 with its gathering taken away{note}")
+ax = curves.lines([(name, range(6), losses, "line") for name, losses in ways], "step", "loss", f"4.1 without its gathering{note}", from_zero=False)
 
 # %% [markdown]
 # No error, and the loss still falls: each rank trains a quarter of a model whose other quarters stay as they were. Only a comparison with other ranks, or a serial run, shows it.
@@ -242,8 +242,8 @@ labkit.check("4.2")
 four_guess = labkit.predict("4.sent_2", ..., "times")
 
 # %%
-Mine2, note_2 = mine_or(ZeroGradients, lab04.kept_way)
-note_2 = note_2 and f" ({note_2}: FSDP2, which keeps its part of the parameters beside the whole)"
+Mine2, note_2 = mine_or(ZeroGradients, lab04.kept_way, "FSDP2, which keeps its part of the parameters beside the whole")
+note_2 = note_2 and f" ({note_2})"
 stage2, of_four = lab04.record("stage 2", Mine2), lab04.record("4 micro-batches", Mine2, microbatches=4)
 print(pictures.step_table([stage1, stage2, of_four], ranks=4))
 four_guess.reveal(communication(2, 4) / communication(0, 4))
@@ -349,8 +349,8 @@ labkit.check("4.3")
 three_guess = labkit.predict("4.sent_3", ..., "times")
 
 # %%
-Mine3, note_3 = mine_or(ZeroParameters, lab04.freed_way)
-note_3 = note_3 and f" ({note_3}: FSDP2)"
+Mine3, note_3 = mine_or(ZeroParameters, lab04.freed_way, "FSDP2")
+note_3 = note_3 and f" ({note_3})"
 stage3 = lab04.record("stage 3", Mine3)
 yours = [ddp, stage1, stage2, stage3]
 print(pictures.step_table([*yours, fsdp], ranks=4))
@@ -434,8 +434,8 @@ def clip_one(numbers):
     return alone, clip([shard], 1.0), shard.norm().item()
 
 
-clip, note_4 = mine_or(clip_grad_norm, lab04.torchs_clip)
-note_4 = note_4 and f" ({note_4}: torch's clip_grad_norm_)"
+clip, note_4 = mine_or(clip_grad_norm, lab04.torchs_clip, "torch's clip_grad_norm_")
+note_4 = note_4 and f" ({note_4})"
 (alone, norm, now), (other, _, then) = labkit.launch(clip_one, 2, rank_args=[([3.0, 4.0],), ([12.0, 0.0],)], prints="quiet")
 Markdown(f"**The norm is {norm:g}, not {alone:g} or {other:g}; afterwards the shards' norms are {now:.3f} and {then:.3f}, together {(now**2 + then**2) ** 0.5:.3f}.**{note_4}")
 
@@ -528,8 +528,8 @@ def train_on(folder, until, fatal=None):
     return losses
 
 
-Checkpoint, note_5 = mine_or(ShardedCheckpoint, lab04.TorchCheckpoint)
-note_5 = note_5 and f" ({note_5}: torch's)"
+Checkpoint, note_5 = mine_or(ShardedCheckpoint, lab04.TorchCheckpoint, "torch's")
+note_5 = note_5 and f" ({note_5})"
 folder = tempfile.mkdtemp()
 try:
     labkit.launch(train_on, 4, folder, 8, 8, prints="quiet")
@@ -542,7 +542,7 @@ true, found = resumed.by_one(12), {}
 for ranks in (on_two, on_three):
     found |= {step: sum(losses[step] for losses in ranks) / len(ranks) for step in ranks[0]}
 series = [("serial, never interrupted", range(1, 13), true, "line"), ("resumed", [*found], [*found.values()], "points")]
-ax = curves.lines(series, "step", "loss", f"saved on 4, resumed on 2 from step 4, on 3 from step 8{note_5}")
+ax = curves.lines(series, "step", "loss", f"saved on 4, resumed on 2 from step 4, on 3 from step 8{note_5}", from_zero=False)
 plt.show()
 off = max(abs(loss - true[step - 1]) for step, loss in found.items())
 files = sorted(os.path.relpath(path, folder) for path in Path(folder).rglob("*") if path.is_file())

@@ -150,13 +150,14 @@ class OffloadedAdam:
 labkit.check("5.1")
 
 # %%
-Mine, note = mine_or(OffloadedAdam, lab05.TorchOnHost)
+Mine, note = mine_or(OffloadedAdam, lab05.TorchOnHost, "torch's")
+note = note and f" ({note})"
 moved = lab05.train(lambda weights: Mine(weights, lr=1e-3))
-both = [("torch's AdamW", on_device), (f"offloaded {note}", moved)]
+both = [("torch's AdamW", on_device), (f"offloaded{note}", moved)]
 lines = [(name, range(len(p.held)), [b / 1e6 for b in p.held], "line") for name, p in both]
-ax = curves.lines(lines, "ops of one step", "MB", f"held by the device {note}")
+ax = curves.lines(lines, "ops of one step", "MB", f"held by the device{note}")
 off = max(abs(a - b) for a, b in zip(moved.losses, hosted.losses, strict=True))
-Markdown(f"**The floor falls from {on_device.held[-1] / 1e6:.1f} to {moved.held[-1] / 1e6:.1f} MB, the weights alone; {moved.moved('down') / 1e6:.2f} MB go down in a step and {moved.moved('up') / 1e6:.2f} up.** Losses equal torch's on the host to {off:.0e}. {note}")
+Markdown(f"**The floor falls from {on_device.held[-1] / 1e6:.1f} to {moved.held[-1] / 1e6:.1f} MB, the weights alone; {moved.moved('down') / 1e6:.2f} MB go down in a step and {moved.moved('up') / 1e6:.2f} up.** Losses equal torch's on the host to {off:.0e}.{note}")
 
 # %% [markdown]
 # What is given up: the norm of all gradients is known when the first are used already, so no clipping; and two backwards for one step would be two updates. DeepSpeed updates after backward, for that reason.
@@ -169,7 +170,7 @@ slower_guess = labkit.predict("5.slower", ..., "times")
 # %%
 played = {name: (p, lab05.replayed(p, t4, dram)) for name, p in both}
 lanes = [lane for name, (p, on_t4) in played.items() for lane in lab05.lanes(p, on_t4)]
-ax = plot.timeline(lanes, f"above torch's AdamW, below offloaded; T4 over PCIe 3 {note}")
+ax = plot.timeline(lanes, f"above torch's AdamW, below offloaded; T4 over PCIe 3{note}")
 plt.show()
 times = [on_t4.time_s for _, on_t4 in played.values()]
 slower_guess.reveal(times[1] / times[0])
@@ -279,17 +280,18 @@ labkit.check("5.2")
 
 # %%
 OnDisk, note_2 = mine_or(DiskAdam, lab05.TorchOnDisk)
+note_2 = note_2 and f" ({note_2})"
 folder = tempfile.mkdtemp()
 found = {
     "torch's AdamW": lab05.ram_of(lambda weights: torch.optim.AdamW(weights, foreach=False), 2**23),
-    f"on disk {note_2}": lab05.ram_of(lambda weights: OnDisk(weights, folder), 2**23),
+    f"on disk{note_2}": lab05.ram_of(lambda weights: OnDisk(weights, folder), 2**23),
 }
 if None not in found.values():
     rows = [("its own", [r.anonymous / 1e6 for r in found.values()]), ("of files", [r.files / 1e6 for r in found.values()])]
     ax = curves.bars(rows, list(found), "MB more than before", "one process, three updates")
     plt.show()
 on_disk = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
-Markdown(f"**{on_disk / 1e6:.0f} MB lie on disk, {on_disk / 2**23:.0f} bytes per parameter.** {note_2}")
+Markdown(f"**{on_disk / 1e6:.0f} MB lie on disk, {on_disk / 2**23:.0f} bytes per parameter.**{note_2}")
 
 # %% [markdown]
 # Pages of files still sit in RAM while there is room; under pressure the kernel takes them, and cannot take the others. DeepSpeed goes past this cache with asynchronous I/O and pinned buffers.
@@ -349,11 +351,12 @@ tokens_guess = labkit.predict("5.tokens", ..., "tokens")
 
 # %%
 step_time, note_3 = mine_or(offload_step_time, lab05.step_time_s)
+note_3 = note_3 and f" ({note_3})"
 a100 = lab05.Setup("llama-2-7b", "A100-80", "8 x DDR4-3200", "Samsung 990 PRO")
 ways = {"on the device": ("device", False), "host": ("host", True), "host, no overlap": ("host", False), "disk": ("disk", True)}
 seconds = {name: lab05.over_tokens(a100, *way, step_time=step_time) for name, way in ways.items()}
 made = [curves.Curve(name, lab05.TOKENS, times, number=i) for i, (name, times) in enumerate(seconds.items())]
-ax = curves.times(made, f"llama-2-7b on A100-80 {note_3}")
+ax = curves.times(made, f"llama-2-7b on A100-80{note_3}")
 ax.set(xlabel="tokens a step")
 curves.doubling_axis(ax, lab05.TOKENS)
 plt.show()
@@ -418,11 +421,12 @@ labkit.check("5.4")
 
 # %%
 decide, note_4 = mine_or(pays_off, lambda c, step_time: pays.decide(c))
+note_4 = note_4 and f" ({note_4})"
 rows = []
 for c in lab05.six():
     needs = pays.ways(c)
     rows.append((c.name, decide(c, lab05.step_time_s), *(f"{needs[way][0] / 1e9:.0f}" for way in pays.WAYS), f"{c.hbm_bytes / 1e9:.0f}"))
-print(table(("configuration", f"decision {note_4}", *(f"{way}, GB" for way in pays.WAYS), "GPU, GB"), rows))
+print(table(("configuration", f"decision{note_4}", *(f"{way}, GB" for way in pays.WAYS), "GPU, GB"), rows))
 chosen = [row[1] for row in rows]
 Markdown(f"**Of six, offload pays in {sum(way in ('host', 'disk') for way in chosen)}; {chosen.count('device')} needs nothing, {chosen.count('recompute')} recomputes, {chosen.count('nowhere')} fits nowhere.**")
 

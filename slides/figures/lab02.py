@@ -78,7 +78,7 @@ def same_curve() -> Drawn:
     found = launch(_train(), RANKS, steps, 4, lab02.torchs_average, prints="quiet")
     means = [sum(at_step) / RANKS for at_step in zip(*(losses for losses, _ in found), strict=True)]
     series = [("one worker", range(steps), serial, "line"), ("mean of four", range(steps), means, "points")]
-    ax = curves.lines(series, "step", "loss (nats per byte)", "", parts.wide(8))
+    ax = curves.lines(series, "step", "loss (nats per byte)", "", parts.wide(8), from_zero=False)
     return drawn(ax, first=f"{serial[0]:.1f}", last=f"{serial[-1]:.1f}")
 
 

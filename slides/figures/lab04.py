@@ -63,7 +63,8 @@ def forgotten() -> Drawn:
     found = lab04.record("no all_gather", forgetful, steps=6)
     serial = lab04.serial_losses(RANKS, steps=6)
     series = [("serial", range(6), serial, "line"), ("no all_gather", range(6), found.losses, "dashed")]
-    ax = curves.lines(series, "step", "loss", "ZeRO-1 on 4 ranks, and the all_gather taken away", parts.wide(9))
+    title = "ZeRO-1 on 4 ranks, and the all_gather taken away"
+    ax = curves.lines(series, "step", "loss", title, parts.wide(9), from_zero=False)
     return drawn(ax, first=f"{found.losses[0]:.2f}", last=f"{found.losses[-1]:.2f}", due=f"{serial[-1]:.2f}")
 
 
@@ -177,7 +178,7 @@ def goes_on() -> Drawn:
     serial = resumed.by_one(12)
     series = [("never interrupted", range(1, 13), serial, "line"), ("resumed", [*found], [*found.values()], "points")]
     title = "saved on 4 ranks at step 4, killed at step 8; on 2, then on 3"
-    return drawn(curves.lines(series, "step", "loss", title, parts.wide(9)), lost=8 - 4)
+    return drawn(curves.lines(series, "step", "loss", title, parts.wide(9), from_zero=False), lost=8 - 4)
 
 
 def deepspeed() -> Drawn:

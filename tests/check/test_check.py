@@ -92,7 +92,8 @@ def test_only_a_bare_return_of_not_implemented_is_a_stub():
 
 def test_later_cells_draw_the_reference_until_the_answer_is_there():
     assert mine_or(stub, sum) == (sum, "not yet yours")
-    assert mine_or(rows_of_rank, sum) == (rows_of_rank, "yours, not passed yet")
+    assert mine_or(stub, sum, "Python's") == (sum, "not yet yours: Python's")
+    assert mine_or(rows_of_rank, sum, "Python's") == (rows_of_rank, "yours, not passed yet")
     source = sealed.source_of(rows_of_rank)
     progress.judged("0.2", source, False, 0.0, 1.0, "values")
     assert mine_or(rows_of_rank, sum)[1] == "yours, not passed yet"

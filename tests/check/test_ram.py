@@ -1,6 +1,7 @@
 """RAM that code takes for itself, and a disk that looks full; what lives, by where its bytes are."""
 
 import errno
+import mmap
 import os
 import shutil
 import tracemalloc
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from labkit.check import living
-from labkit.check.ram import Peak, full_disk, large_objects
+from labkit.check.ram import Peak, full_disk, large_objects, resident
 
 MB = 10**6
 
@@ -57,6 +58,22 @@ def test_large_objects_are_those_made_since_tracing_began():
         assert large_objects() < MB // 10
     finally:
         tracemalloc.stop()
+
+
+def test_the_kernel_counts_what_is_in_no_object_of_pythons_and_no_page_of_a_file(tmp_path):
+    if resident() is None:
+        pytest.skip("no /proc/self/status here")
+    (tmp_path / "file").write_bytes(bytes(16 * MB))
+    before = resident()
+    with open(tmp_path / "file", "r+b") as file:
+        of_file = mmap.mmap(file.fileno(), 16 * MB)
+    own = mmap.mmap(-1, 16 * MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for pages in (of_file, own):
+        for at in range(0, 16 * MB, 4096):
+            pages[at] = 1
+    more = {kind: after - before[kind] for kind, after in resident().items()}
+    assert 15.5 * MB < more["RssAnon"] < 18 * MB
+    of_file.close(), own.close()
 
 
 def test_a_full_disk_refuses_files_and_tells_what_is_free(tmp_path):

@@ -72,6 +72,19 @@ def test_in_backward_few_parameters_are_whole_and_none_but_the_frozen_one_after_
     assert parameters_held.traffic(case, observed) is None
 
 
+def test_backward_uses_every_weight_but_the_firsts_and_gathers_it_again(seen):
+    case, observed = seen
+    # gain, blend, block's inner and nine deep ones, last; torch saves no bias, and of a shift what was made of it.
+    used = 1 + 2 * 21 * 3 + (1 + 9) * 21 * 21 + 2 * 21
+    assert parameters_held.used_in_backward(case) == used
+    assert parameters_held.again(case, observed) is None
+    for record in observed.records:
+        for cut in training.cuts(record, case.micro)[1]:
+            for begin, end in cut.backwards:
+                sent = evidence.elements_sent(evidence.carriers(record, begin, end)) * 3 / 2
+                assert sent >= used + evidence.sizes_of(case).total
+
+
 def test_a_freed_parameter_in_use_is_told_as_such():
     said = parameters.wrong("attempted", "raised", "setStorage: ... are out of bounds for storage of size 0", "here")
     assert parameters._freed(said).cause == "not_gathered_again"

@@ -112,8 +112,10 @@ def the_last_one_too(layers, x, costs, budget_bytes):
 
 
 def one_more(layers, x, costs, budget_bytes):
+    """The dearest of those that need not be: any other may make it the choice of who takes the cheapest first."""
     chosen = list(best(costs, budget_bytes))
-    chosen[chosen[:-1].index(False)] = True
+    spared = [at for at, again in enumerate(chosen[:-1]) if not again]
+    chosen[max(spared, key=lambda at: costs[at][2])] = True
     return run(layers, x, chosen)
 
 

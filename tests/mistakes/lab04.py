@@ -8,6 +8,7 @@ import lab04_clip
 import lab04_gradients
 import lab04_gradients_right
 import lab04_parameters
+import lab04_parameters_cheats
 import lab04_parameters_right
 import lab04_state
 import lab04_state_cheats
@@ -32,7 +33,7 @@ RIGHT = {
 CHEATS = {
     "4.1": lab04_state_cheats.CHEATS,
     "4.2": lab04_gradients.CHEATS,
-    "4.3": lab04_parameters.CHEATS,
+    "4.3": lab04_parameters_cheats.CHEATS,
     "4.4": lab04_clip.CHEATS,
     "4.5": lab04_checkpoint.CHEATS,
 }

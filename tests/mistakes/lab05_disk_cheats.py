@@ -3,6 +3,7 @@
 Each must be refused, and told what gave it away.
 """
 
+import ctypes
 import mmap
 import shutil
 import subprocess
@@ -157,7 +158,67 @@ class InSmallArrays(Mapped):
                 self.state[number] = s, small
 
 
+class InPrivateAnonymousMemory(InSharedAnonymousMemory):
+    """The same in maps for this process alone, which are no more in any count of Python's."""
+
+    def open(self, number, p):
+        s = Mapped.open(self, number, p)
+        made = {}
+        for key, value in s.items():
+            made[key] = mmap.mmap(-1, 4 * value.numel(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            torch.frombuffer(made[key], dtype=torch.float32).copy_(value)
+        return s, made
+
+
+class InSmallBytes(Mapped):
+    """State in very many small bytes, which are put together for a step."""
+
+    def cut(self, s):
+        whole = {key: value.numpy().tobytes() for key, value in s.items()}
+        return {key: [each[at : at + 4096] for at in range(0, len(each), 4096)] for key, each in whole.items()}
+
+    def open(self, number, p):
+        s = super().open(number, p)
+        return s, self.cut(s)
+
+    @torch.no_grad()
+    def step(self):
+        for number, (p, (s, small)) in enumerate(zip(self.parameters, self.state, strict=True)):
+            if p.grad is not None:
+                for key, value in s.items():
+                    value.copy_(torch.frombuffer(bytearray(b"".join(small[key])), dtype=torch.float32))
+                s["t"].add_(1)
+                self.one(p, s)
+                self.state[number] = s, self.cut(s)
+
+
+class InMemoryOfC(Mapped):
+    """State in memory from malloc."""
+
+    def open(self, number, p):
+        s = super().open(number, p)
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        made = {}
+        for key, value in s.items():
+            kind = ctypes.c_float * value.numel()
+            made[key] = torch.frombuffer(kind.from_address(libc.malloc(ctypes.sizeof(kind))), dtype=torch.float32)
+            made[key].copy_(value)
+        self.files = [*getattr(self, "files", ()), s]
+        return made
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for s, made in zip(self.files, self.state, strict=True):
+            for key, value in made.items():
+                s[key].copy_(value)
+
+
 CHEATS = [
+    (InPrivateAnonymousMemory, "state_in_ram"),
+    (InSmallBytes, ("state_in_ram", "not_in_pieces")),
+    (InMemoryOfC, ("state_in_ram", "native_code_used")),
     (InSharedAnonymousMemory, "state_in_ram"),
     (InSmallArrays, "state_in_ram"),
     (CachesInAClosure, "state_in_ram"),

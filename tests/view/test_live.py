@@ -91,6 +91,14 @@ def test_pictures_come_now_and_then_and_a_last_one_at_the_end(shown):
     assert len(shown) == 2  # nothing new
 
 
+def test_a_reference_sets_the_axis_of_losses_and_zero_is_not_on_it(shown):
+    with live.losses(reference=[3.0, 2.5, 2.0]) as watch:
+        low, high = watch._ax.get_ylim()
+    assert 1.8 < low < 2.0 and 3.0 < high < 3.2
+    with live.losses(reference=[2.0, 2.0]) as watch:
+        assert watch._ax.get_ylim() == (1.8, 2.2)
+
+
 def test_a_picture_grows_with_values_beyond_its_axes(shown):
     with live.losses(reference=[1.0] * 5) as watch:
         watch(0, {"step": 200, "loss": 7.5})

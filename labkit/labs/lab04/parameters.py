@@ -2,8 +2,9 @@
 
 Values: losses, and parameters as forward has them, equal serial AdamW's after every step. Evidence, from the record:
 between steps a rank holds its part of parameters and state; at the end of forward no parameter is whole any more; in
-forward and in backward a few are, and never all; a step of k backwards sends 3kΨ (N-1)/N elements, and less where
-backward has no need of a parameter. Left out: modules that share a parameter, and those that only some ranks use.
+forward and in backward a few are, and never all; what backward uses was gathered again; a step of k backwards sends
+3kΨ (N-1)/N elements, and less where backward has no need of a parameter. Left out: modules that share a parameter, and
+those that only some ranks use.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def judge(cls: Callable, seed: int) -> Verdict:
         return found
     large = seen[-1]
     found = how.steps_recorded(*large) or held.between(*large) or held.forward(*large) or held.backward(*large)
+    found = found or held.again(*large)
     for question in (how.steps_recorded, _traffic, held.between, how.waited, _honest):
         for case, observed in reversed(seen):
             found = found or question(case, observed)

@@ -1,6 +1,6 @@
 """Whole parameters and what was sent for them, in exercise 4.3, from the record.
 
-Left out: whether values are right (`told`).
+Left out: whether values are right (`told`), and numbers put elsewhere while all is gathered, which saves nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +40,23 @@ def activation_bytes(case: Case) -> int:
             del loss
             most = max(most, trace.record.end_bytes - trace.record.begin_bytes)
     return most
+
+
+def used_in_backward(case: Case) -> int:
+    """Elements of the parameters that autograd saves in a forward of the plain module: backward needs them whole."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    module, saved = models.build(case.plan, case.seed), set()
+
+    def noted(tensor: Any) -> Any:
+        saved.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    inputs, targets = case.batches[0][0][0]
+    with saved_tensors_hooks(noted, lambda tensor: tensor):
+        loss = models.loss_of(module(*inputs), targets)
+    del loss
+    return sum(p.numel() for p in module.parameters() if p.untyped_storage()._cdata in saved)
 
 
 def between(case: Case, observed: Observed) -> Verdict | None:
@@ -124,6 +141,30 @@ def backward(case: Case, observed: Observed) -> Verdict | None:
                     sentence = f"rank {rank} has many parameters or gradients whole at once in backward: free each."
                     got, due = f"{peak} bytes more", f"at most {part + IN_BACKWARD * largest}"
                     return wrong("evidence", "whole_in_backward", sentence, case.tried, got, due)
+    return None
+
+
+def again(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "hidden_until_backward": whole parameters that backward used were neither held after forward nor sent.
+
+    What tensors held then may all have been parameters, and two of the largest may have been whole between steps.
+    """
+    sizes, width = how.sizes_of(case), how.width_of(case)
+    share = (case.world_size - 1) / case.world_size
+    needed, spare = used_in_backward(case), 2 * max(all_sizes(case).elements)
+    for rank, record in enumerate(observed.records):
+        _, steps = training.cuts(record, case.micro)
+        forwards = iter(_forwards(record, case))
+        for begin, end in [backward for cut in steps for backward in cut.backwards]:
+            _, over, before = next(forwards)
+            there = spare + max(0, training.held_at(record, over) - before) // width
+            count = how.elements_sent(how.carriers(record, begin, end)) / share
+            if count < sizes.total + needed - there - how.SCALARS:
+                sentence = f"rank {rank} used whole parameters in backward that no tensor held when forward was over, "
+                sentence += "and did not gather them again: numbers were kept elsewhere."
+                got = f"{count * share:.0f} elements sent in backward"
+                least = f"{needed} elements of parameters are used, at most {there} were there; gradients {sizes.total}"
+                return wrong("evidence", "hidden_until_backward", sentence, case.tried, got, least)
     return None
 
 

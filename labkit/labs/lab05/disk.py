@@ -3,8 +3,9 @@
 Weights of fp32 and bf16, given gradients; the folder is renamed between two processes, and the second goes on from it.
 Values: those of torch's AdamW on fp32 masters, in both. Evidence: bytes of the files; bytes of RAM that no file backs,
 kept between steps (a few per parameter) and taken within one (pieces of `chunk` numbers, not whole tensors), whether
-in tensors, numpy's arrays or other objects; what is said when the disk is full. Files may be mapped, or read and
-written. Left out: how the kernel keeps pages of files in memory, and a machine that loses power.
+in tensors, numpy's arrays or other objects; and, for one larger tensor and without any watch, the kernel's own count;
+what is said when the disk is full. Files may be mapped, or read and written. Left out: how the kernel keeps pages of
+files in memory, and a machine that loses power.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ NAME = "DiskAdam"
 # What this exercise is about: files, mapped or read, by torch or by numpy.
 ALLOWED = ("file_used", "shared_memory_used", "numpy_used")
 CHUNK, PIECES, ROOM_BYTES = 4096, 12, 192 * 1024
+# So large that what a process takes beside the state, below 1 MB in right answers, is little.
+WIDE, WIDE_CHUNK = 2**21, 2**14
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def _judged(cls: Callable, case: Case, parent: str) -> Verdict:
     found = found or _values(case, weights + second.results[0]["weights"], case.restart)
     found = found or _full(case, second.results[0]["full"], full)
     found = found or _again(case, second.results[0]["again"]) or _honest(case, second)
+    found = found or _grown(cls, os.path.join(parent, "wide"))
     seen, sizes = first.results[0], steps.files(moved)
     return found or right(
         f"{sum(sizes.values())} bytes of state on disk for {case.elements} parameters; RAM beside weights and "
@@ -196,6 +200,23 @@ def _ram(case: Case, seen: dict[str, Any]) -> Verdict | None:
         sentence += f"chunk = {CHUNK} numbers, and the gradient too, before float()."
         return wrong("evidence", "not_in_pieces", sentence, case.tried, f"{seen['peak']} bytes", f"at most {most}")
     return None
+
+
+def _grown(cls: Callable, folder: str) -> Verdict | None:
+    """What no tensor and no large object shows: memory from C, anonymous maps, many small objects."""
+    from labkit.ranks.launch import run_ranks
+
+    args = (cls, folder, WIDE, WIDE_CHUNK)
+    outcome = run_ranks(steps.grown, 1, *args, deadline_s=40.0, backend="gloo", prints="quiet", trusted=False)
+    tried = f"three updates of {WIDE} parameters in fp32, chunk = {WIDE_CHUNK}"
+    if outcome.cause is not None:
+        return wrong("attempted", outcome.cause.code, f"{outcome.cause.sentence}", tried)
+    num_bytes, most = outcome.results[0], 4 * WIDE
+    if type(num_bytes) is int and num_bytes <= most:
+        return None
+    sentence = "state stays in RAM between steps, where no tensor shows it: let it lie in the files."
+    got = f"{num_bytes} bytes more that no file backs, by the kernel's count"
+    return wrong("evidence", "state_in_ram", sentence, tried, got, f"at most {most}, half of the moments")
 
 
 def _full(case: Case, raised: tuple[str, str], folder: str) -> Verdict | None:

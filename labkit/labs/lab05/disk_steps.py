@@ -100,6 +100,26 @@ def _kept(folder: str, ours: set[int]) -> int:
     return num_bytes + ram.large_objects()
 
 
+def grown(cls: Callable, folder: str, elements: int, chunk: int) -> int:
+    """Runs in a rank that nobody watches: bytes that this process took for itself, by the kernel, from before
+    `cls` was made until after three updates of so many parameters; -1 where the system does not tell.
+    """
+    import torch
+
+    from labkit.check.ram import resident
+
+    parameter = torch.nn.Parameter(torch.ones(elements // 1024, 1024))
+    weights, grad = parameter.data, torch.ones(elements // 1024, 1024)
+    before = resident()
+    optimizer = cls([parameter], folder, chunk=chunk)
+    for _ in range(3):
+        parameter.grad = grad
+        optimizer.step()
+    after = resident()
+    del weights, grad  # until here, so that an answer that lets go of them has no more room
+    return -1 if before is None or after is None else after["RssAnon"] - before["RssAnon"]
+
+
 def files(folder: str) -> dict[str, int]:
     """Path within the folder -> size of its files."""
     found = {}

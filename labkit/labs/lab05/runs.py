@@ -107,27 +107,18 @@ def _ram(make: Callable, elements: int) -> Ram | None:
     """Runs in a rank."""
     import torch
 
+    from labkit.check.ram import resident
+
     parameter = torch.nn.Parameter(torch.randn(elements // 1024, 1024))
     parameter.grad = torch.randn_like(parameter)
-    before = _resident()
+    before = resident()
     optimizer = make([parameter])
     for _ in range(3):
         optimizer.step()
-    after = _resident()
+    after = resident()
     if before is None or after is None:
         return None
     return Ram(after["RssAnon"] - before["RssAnon"], after["RssFile"] - before["RssFile"])
-
-
-def _resident() -> dict[str, int] | None:
-    """RssAnon and RssFile of this process in bytes, from /proc/self/status."""
-    try:
-        with open("/proc/self/status") as status:
-            pairs = [line.split(":") for line in status]
-    except OSError:
-        return None
-    found = {name: int(value.split()[0]) * 1024 for name, value in pairs if name in ("RssAnon", "RssFile")}
-    return found if len(found) == 2 else None
 
 
 def adam_bandwidth(elements: int = 2**22, repeats: int = 5) -> float:
