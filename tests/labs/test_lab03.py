@@ -204,6 +204,35 @@ def test_each_mistake_of_a_scaler_goes_another_way_than_the_rule():
     )
 
 
+def test_parts_of_torch_are_named_however_they_are_reached():
+    def by_attributes():
+        return torch.amp.GradScaler("cpu")
+
+    def by_another_name():
+        import torch as t
+
+        return lambda: t.cuda.amp.GradScaler()
+
+    def by_import():
+        from torch import amp as scaling
+
+        return scaling.GradScaler()
+
+    def by_binding_the_package():
+        import torch.amp
+
+        return torch
+
+    def own(self):
+        import torch.nn.functional as nn_functional
+
+        return self.amp.cost(torch.ones(1)).labs, nn_functional.relu
+
+    for fn in (by_attributes, by_another_name, by_import, by_binding_the_package):
+        assert own_work.borrowed(fn, ("torch.amp", "torch.cuda.amp")) in ("torch.amp", "torch.cuda.amp")
+    assert own_work.borrowed(own, ("torch.amp", "torch.cuda.amp")) == ""
+
+
 def test_borrowed_parts_are_named():
     def own(x):
         return x + 1

@@ -63,7 +63,7 @@ def _named(thing: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(each, "__name__", ""), each
     for code, space in _codes(thing):
         for name in _names(code):
-            yield name, _opened(space.get(name))
+            yield name, _value(space, name)
 
 
 def _codes(thing: Any) -> Iterator[tuple[types.CodeType, Mapping[str, Any]]]:
@@ -86,24 +86,45 @@ def _closure(fn: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that code reads of its module or imports; "from labkit import cost" gives "labkit" and "labkit.cost".
+def _names(code: types.CodeType, around: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Names that code reads of its module or imports, and what it reads of them: `torch.amp` gives "torch" and that.
 
-    Attributes are none of them: `self.states` has nothing to do with a `states` that the notebook imported.
+    "from labkit import cost" gives "labkit" and "labkit.cost". Attributes of anything else are none of them:
+    `self.states` has nothing to do with a `states` that the notebook imported. around: what functions around this one
+    have imported, by their names for it.
     """
     yield from code.co_freevars
-    imported = ""
+    imported = last = chain = ""
+    bound = dict(around or {})
     for each in dis.get_instructions(code):
-        if each.opname == "IMPORT_NAME":
-            imported = each.argval
-            yield imported
-        elif each.opname == "IMPORT_FROM":
-            yield f"{imported}.{each.argval}"
-        elif each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield each.argval
+        if each.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+            imported = each.argval if each.opname == "IMPORT_NAME" else imported
+            last = imported if each.opname == "IMPORT_NAME" else f"{imported}.{each.argval}"
+            yield last
+        elif each.opname.startswith("STORE_") and last:
+            top = last.split(".")[0]  # "import torch.amp" binds torch
+            bound[str(each.argval)] = top if each.argval == top else last
+            last = ""
+        elif each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") or each.argval in bound:
+            chain = bound.get(each.argval, each.argval)
+            yield chain
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+            chain = f"{chain}.{each.argval}"
+            yield chain
+        else:
+            chain = ""
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names(const)
+            yield from _names(const, bound)
+
+
+def _value(space: Mapping[str, Any], name: str) -> Any:
+    """What a name with dots stands for, as far as it leads through modules; None where that is not known."""
+    first, *rest = name.split(".")
+    value = space.get(first)
+    for part in rest:
+        value = getattr(value, part, None) if isinstance(value, types.ModuleType) else None
+    return _opened(value)
 
 
 def _full_name(value: Any) -> str:
