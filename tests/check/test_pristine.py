@@ -148,6 +148,35 @@ def test_every_module_of_labkit_has_a_twin_that_is_the_same():
             assert list(pristine.patched_in(importlib.import_module(found.name))) == []
 
 
+def test_an_autograd_function_has_a_twin_and_a_changed_one_has_not(monkeypatch):
+    module = types.ModuleType("labkit.made_up")
+    module.__file__ = "made_up.py"
+    source = b"""
+import torch
+
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+"""
+    exec(compile(source, module.__file__, "exec"), vars(module))
+    twin = twins.of(module, source)
+
+    def difference():
+        return twins.Same(vars(module), twin).difference(module.Identity, twin["Identity"], "Identity")
+
+    assert difference() == ""
+    monkeypatch.setattr(module.Identity, "_backward_cls", torch.autograd.function.Function)
+    assert difference() == "Identity._backward_cls"
+    monkeypatch.undo()
+    monkeypatch.setattr(module.Identity, "backward", staticmethod(lambda ctx, gradient: 2 * gradient))
+    assert difference() == "Identity.backward"
+
+
 def test_constants_are_compared_by_type_and_value():
     def code(source):
         return compile(source, "f", "exec")
