@@ -1,4 +1,4 @@
-"""Lab 07 without ranks: what the judges hold to be due, worked out in another way.
+"""Lab 07: what the judges hold to be due, worked out in another way, and what stands in for an answer.
 
 Their verdicts on known answers are tried by tests/classroom/test_prove.py.
 """
@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from labkit.labs.lab07 import one_f_one_b, split, steps, told
+from labkit.labs import lab07
+from labkit.labs.lab07 import design, one_f_one_b, split, steps, told
+from labkit.ranks.launch import launch
 
 
 def all_splits(layers, stages):
@@ -67,3 +69,30 @@ def test_a_stage_notes_forwards_and_backwards_as_they_come():
     with torch.no_grad():
         stage(x)
     assert stage.notes == ["F0", "F1", "B1", "B0", "F2"]
+
+
+def stand_ins(weights, inputs, targets, shape):
+    found = []
+    for fn in (lab07.run_gpipe, lab07.run_one_f_one_b):
+        stage = steps.Stage(weights)
+        loss = fn(stage, inputs, targets, shape)
+        found.append((loss, [weight.grad for weight in stage.weights], stage.notes))
+    tied = torch.nn.Parameter(torch.zeros(3))
+    tied.grad = torch.ones(3)
+    lab07.sum_by_labkit(tied)
+    return found, tied.grad
+
+
+def test_what_stands_in_for_an_answer_is_right():
+    case = steps.draw(random.Random(2), "gpipe", 2, 4)
+    by_rank = launch(stand_ins, 2, rank_args=case.rank_args, prints="quiet", preload=("labkit.labs.lab07",))
+    losses, parts = steps.serial(case)
+    for rank, (found, tied) in enumerate(by_rank):
+        assert tied.tolist() == [2, 2, 2]
+        for (loss, gradients, notes), most in zip(found, (4, 2 - rank), strict=True):
+            due = [sum(part[rank][k] for part in parts) / 4 for k in range(2)]
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, due, strict=True))
+            assert one_f_one_b.in_flight(notes) == most
+            assert loss is None if rank == 0 else loss == pytest.approx(sum(losses) / 4)
+    assert design._bad((4, 8), design._read((4, 8), lab07.zb_h1_text(4, 8))[0]) is None
+    assert sum(lab07.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]

@@ -297,7 +297,7 @@ WRONG = [
     (one_too_few, "idle"),
     (last_in_first_out, "mixed_up"),
     (not_divided, "not_divided"),
-    (no_cool_down, ("unmatched", "returned_early", "wrong_gradients", "not_waited")),
+    (no_cool_down, ("unmatched", "returned_early")),
     (sends_not_waited, "not_waited"),
     (slow_last_rank, ("idle", "deadlock")),
 ]

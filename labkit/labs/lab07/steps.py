@@ -8,9 +8,9 @@ evidence is the record's. Inputs require grad, so that every stage does the same
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import _getframe  # by name: `watching` puts a telltale in sys meanwhile
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ class Stage(nn.Module):
 
 def _by_torch() -> bool:
     """Whether torch's own pipeline calls."""
-    frame = sys._getframe(2)
+    frame = _getframe(2)
     while frame is not None:
         if "torch/distributed/pipelining" in frame.f_code.co_filename:
             return True
