@@ -8,6 +8,7 @@ import lab06_conjugate
 import lab06_embedding
 import lab06_entropy
 import lab06_linear
+import lab06_ring
 import lab06_sequence
 
 WRONG = {
@@ -19,6 +20,7 @@ WRONG = {
     "6.4": lab06_embedding.WRONG,
     "6.4b": lab06_entropy.WRONG,
     "6.5": lab06_sequence.WRONG,
+    "6.6": lab06_ring.WRONG,
 }
 
 RIGHT = {
@@ -30,6 +32,7 @@ RIGHT = {
     "6.4": lab06_embedding.RIGHT,
     "6.4b": lab06_entropy.RIGHT,
     "6.5": lab06_sequence.RIGHT,
+    "6.6": lab06_ring.RIGHT,
 }
 
 CHEATS = {
@@ -41,4 +44,5 @@ CHEATS = {
     "6.4": lab06_embedding.CHEATS,
     "6.4b": lab06_entropy.CHEATS,
     "6.5": lab06_sequence.CHEATS,
+    "6.6": lab06_ring.CHEATS,
 }
