@@ -7,7 +7,8 @@
 
 # %%
 from statistics import median
-from time import perf_counter
+from time import monotonic
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
@@ -22,14 +23,14 @@ from labkit.cost.named import named
 from labkit.cost.shapes import attention_parameters
 from labkit.cost.tensor_claims import claims
 from labkit.cost.tensor_parallel import layer_time, llama_like
-from labkit.labs import lab06
+from labkit.labs import lab02, lab06
 from labkit.labs.lab06 import engines, pictures, standins
 from labkit.model.fake import llama_shape
 from labkit.model.llama import MLP, Layer, Shape, rotary, rotate
 from labkit.record.laptop import laptop as this_laptop
 from labkit.record.prices import prices
 from labkit.record.replay import replay
-from labkit.view import curves, cut, tensor
+from labkit.view import curves, cut, plot, tensor
 
 # %% [markdown]
 # **Where this hour leads.** The matrices of one layer, drawn to scale, on four ranks. A colour is what a rank keeps, and all that it computes with. Between f and g nobody talks.
@@ -252,7 +253,7 @@ Markdown(f"**With f: serial's losses to {off:.0e}. Without: step 1 is {apart[0]:
 # %%
 shape = named("llama-3.1-8b")
 held = {t: t * attention_parameters(shape, t) / attention_parameters(shape) for t in (1, 2, 4, 8, 16, 32)}
-ax = curves.bars([("", list(held.values()))], [f"{t} ranks" for t in held], "times one copy", "attention of llama-3.1-8b, all ranks together")
+ax = curves.bars([("", list(held.values()))], [f"{t} rank{'s' * (t > 1)}" for t in held], "times one copy", "attention of llama-3.1-8b, all ranks together")
 plt.show()
 Markdown(f"**{held[16]:g} times with 16 ranks, {held[32]:g} with 32: up to 8 ranks, one kv head or more each, nothing is kept twice.**")
 
@@ -312,7 +313,7 @@ labkit.check("6.3")
 
 # %% [markdown]
 # ## 5 · The vocabulary
-# The head is widest: 128,256 columns in Llama 3. Each rank has some of a token's logits; the loss wants a softmax over all:
+# The head is widest: 128,256 columns in Llama 3. Each rank has some logits of a token; the loss needs all:
 #
 # loss = log Σ exp(z − m) − (z of the target − m), with m the largest logit: three numbers per token.
 
@@ -372,7 +373,19 @@ labkit.check("6.4b")
 # %% [markdown]
 # All of it together: a Llama on two ranks, and on four with two kv heads. Watch the *input* gradients too: at the embedding's output everything above must be right.
 
+
 # %%
+class CutMLP(torch.nn.Module):
+    def __init__(self, mlp, group):
+        super().__init__()
+        self.gate, self.up, self.down = Columns(mlp.gate_proj, group), Columns(mlp.up_proj, group), Rows(mlp.down_proj, group)
+        self.group = group
+
+    def forward(self, x):
+        x = enter(x, self.group)
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 mine = [mine_or(ParallelAttention, standins.ParallelAttention), mine_or(VocabParallelEmbedding, standins.VocabParallelEmbedding)]
 mine.append(mine_or(vocab_parallel_cross_entropy, standins.vocab_parallel_cross_entropy))
 Heads, note_all = mine[0][0], next((note for _, note in mine if note), note_fg)
@@ -426,35 +439,27 @@ def layer_step(hidden, tokens, repeats):
     x, due, times = torch.randn(1, tokens, hidden, requires_grad=True), torch.randn(1, tokens, hidden), []
     layer(x, cos, sin).backward(due)
     with labkit.Trace() as trace:
-        layer(x, cos, sin).backward(due)
+        y = layer(x, cos, sin)
+        middle_s = monotonic()
+        y.backward(due)
     for _ in range(repeats):
         dist.barrier()
-        began = perf_counter()
+        began_s = monotonic()
         layer(x, cos, sin).backward(due)
-        times.append(perf_counter() - began)
-    return trace.record, median(times or [0.0])
-
-
-class CutMLP(torch.nn.Module):
-    def __init__(self, mlp, group):
-        super().__init__()
-        self.gate, self.up, self.down = Columns(mlp.gate_proj, group), Columns(mlp.up_proj, group), Rows(mlp.down_proj, group)
-        self.group = group
-
-    def forward(self, x):
-        x = enter(x, self.group)
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        times.append(monotonic() - began_s)
+    record = trace.record
+    return record, sum(record.began_s + event.end_s <= middle_s for event in record.events), median(times or [0.0])
 
 
 # %%
 print("Measuring this machine, if that was not done before: some seconds ...", flush=True)
-three, small = {"formula": [], "replay": [], "clock": []}, {}
+three = {"formula": [], "replay": [], "clock": []}
 for n in (1, 2):
-    mine, small[n] = laptop.cluster_of(this_laptop(n)), labkit.launch(layer_step, n, 512, 512, 7, prints="quiet")
+    mine, found = laptop.cluster_of(this_laptop(n)), labkit.launch(layer_step, n, 512, 512, 7, prints="quiet")
     formula = layer_time(llama_like(512), 512, 512, mine.node.device, on_cluster(mine), "fp32")
     three["formula"].append(1e3 * formula.time_s)
-    three["replay"].append(1e3 * replay([record for record, _ in small[n]], prices(mine)).time_s)
-    three["clock"].append(1e3 * max(time_s for _, time_s in small[n]))
+    three["replay"].append(1e3 * replay([record for record, *_ in found], prices(mine)).time_s)
+    three["clock"].append(1e3 * max(time_s for *_, time_s in found))
 ax = curves.bars(list(three.items()), ["1 rank", "2 ranks"], "ms", f"a layer of hidden 512, 512 tokens, this machine {note_all}")
 plt.show()
 faster = {name: before / after for name, (before, after) in three.items()}
@@ -470,19 +475,21 @@ across_guess = labkit.predict("6.across", ..., "times")
 
 # %%
 print("Eight ranks, one layer ...", flush=True)
-records = [record for record, _ in labkit.launch(layer_step, 8, 1024, 1024, 0, prints="quiet")]
+records, backward, _ = zip(*labkit.launch(layer_step, 8, 1024, 1024, 0, prints="quiet"), strict=True)
 places = {"one node": hardware.cluster("DGX A100"), "two nodes": hardware.cluster("DGX A100", 2, per_node=4)}
-places["two nodes, 10 GbE"] = hardware.cluster("DGX A100", 2, per_node=4, nic="10 GbE", num_nics=1)
+places["10 GbE"] = hardware.cluster("DGX A100", 2, per_node=4, nic="10 GbE", num_nics=1)
 on = {name: replay(records, prices(cluster, "tf32")) for name, cluster in places.items()}
-found = {name: layer_time(llama_like(1024), 1024, 1024, c.node.device, on_cluster(c), "tf32") for name, c in places.items()}
-rows = [("formula", [100 * each.share for each in found.values()]), ("replay", [100 * p.exposed_s(0) / p.time_s for p in on.values()])]
-ax = curves.bars(rows, list(on), "% of the time communicating", f"a layer of hidden 1024, 1024 tokens, 8 A100 {note_all}")
+lanes = [lane for name in ("one node", "two nodes") for lane in lab02.lanes(SimpleNamespace(backward=backward[0]), on[name], name)]
+ax = plot.timeline(lanes, f"rank 0 of 8 A100, a layer of hidden 1024, 1024 tokens, replayed {note_all}")
 plt.show()
 across_guess.reveal(on["two nodes"].time_s / on["one node"].time_s)
-Markdown(f"**{on['two nodes'].time_s / on['one node'].time_s:.2f} times; over one card of 10 Gbit/s {on['two nodes, 10 GbE'].time_s / on['one node'].time_s:.0f} times. Tensor parallel stays inside a node.**")
+shares = {name: f"{each.exposed_s(0) / each.time_s:.0%}" for name, each in on.items()}
+formula = [layer_time(llama_like(1024), 1024, 1024, c.node.device, on_cluster(c), "tf32").share for c in places.values()]
+print("share of communication:", shares, "by formula:", [f"{share:.0%}" for share in formula])
+Markdown(f"**{on['two nodes'].time_s / on['one node'].time_s:.2f} times; over one card of 10 Gbit/s {on['10 GbE'].time_s / on['one node'].time_s:.0f} times. Tensor parallel stays inside a node.**")
 
 # %% [markdown]
-# FLOPs grow with h², bytes with h, latency not at all: small models get *slower*. (Tab, then arrow keys.) From which hidden size on do eight H100s beat one? What do two nodes change? Do more tokens help?
+# The formula's share is higher: it takes norms and residuals for free. FLOPs grow with h², bytes with h, latency not at all: small models get *slower*. From which hidden size on do eight H100s beat one? What do two nodes change? Do more tokens help?
 
 # %%
 tensor.tensor()
