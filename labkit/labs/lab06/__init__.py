@@ -1,0 +1,16 @@
+"""Lab 06, tensor parallel: its exercises, its recorded steps, and the data behind its pictures.
+
+Each exercise's judge stands in a module of its own. Left out: solutions.
+"""
+
+from labkit.check.exercise import Exercise
+from labkit.labs.lab06 import conjugate, linear
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise("6.1", linear.COLUMN, "Outputs shared out", minutes=5, points=1, judge=linear.judge_column),
+    Exercise("6.1b", linear.ROW, "Inputs shared out", minutes=7, points=2, judge=linear.judge_row),
+    Exercise("6.2", "f", "Into a parallel region", minutes=6, points=1, judge=conjugate.judge_f),
+    Exercise("6.2b", "g", "Out of a parallel region", minutes=6, points=1, judge=conjugate.judge_g),
+)
+
+__all__ = ["EXERCISES"]

@@ -1,0 +1,28 @@
+"""Answers to lab 06's exercises: WRONG with the cause each must be told, RIGHT, and CHEATS with theirs.
+
+`labkit prove 06` judges them all. They stand in modules beside this one.
+"""
+
+import lab06_conjugate
+import lab06_linear
+
+WRONG = {
+    "6.1": lab06_linear.COLUMN_WRONG,
+    "6.1b": lab06_linear.ROW_WRONG,
+    "6.2": lab06_conjugate.F_WRONG,
+    "6.2b": lab06_conjugate.G_WRONG,
+}
+
+RIGHT = {
+    "6.1": lab06_linear.COLUMN_RIGHT,
+    "6.1b": lab06_linear.ROW_RIGHT,
+    "6.2": lab06_conjugate.F_RIGHT,
+    "6.2b": lab06_conjugate.G_RIGHT,
+}
+
+CHEATS = {
+    "6.1": lab06_linear.COLUMN_CHEATS,
+    "6.1b": lab06_linear.ROW_CHEATS,
+    "6.2": lab06_conjugate.F_CHEATS,
+    "6.2b": lab06_conjugate.G_CHEATS,
+}
