@@ -3,7 +3,10 @@
 `labkit prove 06` judges them all. They stand in modules beside this one.
 """
 
+import lab06_attention
 import lab06_conjugate
+import lab06_embedding
+import lab06_entropy
 import lab06_linear
 
 WRONG = {
@@ -11,6 +14,9 @@ WRONG = {
     "6.1b": lab06_linear.ROW_WRONG,
     "6.2": lab06_conjugate.F_WRONG,
     "6.2b": lab06_conjugate.G_WRONG,
+    "6.3": lab06_attention.WRONG,
+    "6.4": lab06_embedding.WRONG,
+    "6.4b": lab06_entropy.WRONG,
 }
 
 RIGHT = {
@@ -18,6 +24,9 @@ RIGHT = {
     "6.1b": lab06_linear.ROW_RIGHT,
     "6.2": lab06_conjugate.F_RIGHT,
     "6.2b": lab06_conjugate.G_RIGHT,
+    "6.3": lab06_attention.RIGHT,
+    "6.4": lab06_embedding.RIGHT,
+    "6.4b": lab06_entropy.RIGHT,
 }
 
 CHEATS = {
@@ -25,4 +34,7 @@ CHEATS = {
     "6.1b": lab06_linear.ROW_CHEATS,
     "6.2": lab06_conjugate.F_CHEATS,
     "6.2b": lab06_conjugate.G_CHEATS,
+    "6.3": lab06_attention.CHEATS,
+    "6.4": lab06_embedding.CHEATS,
+    "6.4b": lab06_entropy.CHEATS,
 }

@@ -4,13 +4,16 @@ Each exercise's judge stands in a module of its own. Left out: solutions.
 """
 
 from labkit.check.exercise import Exercise
-from labkit.labs.lab06 import conjugate, linear
+from labkit.labs.lab06 import attention, conjugate, embedding, entropy, linear
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise("6.1", linear.COLUMN, "Outputs shared out", minutes=5, points=1, judge=linear.judge_column),
     Exercise("6.1b", linear.ROW, "Inputs shared out", minutes=7, points=2, judge=linear.judge_row),
     Exercise("6.2", "f", "Into a parallel region", minutes=6, points=1, judge=conjugate.judge_f),
     Exercise("6.2b", "g", "Out of a parallel region", minutes=6, points=1, judge=conjugate.judge_g),
+    Exercise("6.3", attention.NAME, "Heads shared out", minutes=15, points=3, judge=attention.judge),
+    Exercise("6.4", embedding.NAME, "A table shared out", minutes=6, points=2, judge=embedding.judge),
+    Exercise("6.4b", entropy.NAME, "A loss without its logits", minutes=12, points=3, judge=entropy.judge),
 )
 
 __all__ = ["EXERCISES"]

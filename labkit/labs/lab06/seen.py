@@ -91,12 +91,10 @@ def kept_share(observed: Observed, due: int, whole: int, tried: str) -> Verdict 
     for rank, record in enumerate(observed.records):
         kept = kept_bytes(record)
         if kept > due + SPARE_BYTES:
-            sentence = f"rank {rank} keeps more than its part"
-            if kept >= whole:
-                sentence += ": a slice is a view, and holds the whole weight's memory; clone() the part"
-            else:
-                sentence += " of the weights: what else is there?"
-            return wrong("evidence", "whole_kept", f"{sentence.rstrip('.')}.", tried, f"{kept} bytes", f"{due} bytes")
+            sentence = f"rank {rank} keeps more than its part: a slice is a view and holds the whole weight, so clone() it"
+            if kept < whole:
+                sentence += " (or what else is kept?)"
+            return wrong("evidence", "whole_kept", f"{sentence}.", tried, f"{kept} bytes", f"{due} bytes")
     return None
 
 

@@ -84,9 +84,9 @@ def _one(name: str, mine: list, every: Sequence[Any], due: Due, tried: str) -> V
             cause, sentence = known.cause, known.sentence
             break
     else:
-        cause, sentence = due.explain(name, mine) or (cause, sentence)
-        if not all(each.isfinite().all() for each in mine):
-            cause, sentence = "not_finite", f"rank {rank}'s {name} has values that are not finite."
+        finite = all(each.isfinite().all() for each in mine)
+        vague = (cause, sentence) if finite else ("not_finite", f"rank {rank}'s {name} has values that are not finite.")
+        cause, sentence = due.explain(name, mine) or vague
     got, wanted = apart(mine[rank], every[rank])
     return wrong("values", cause, sentence, tried, f"rank {rank}, {name}: {got}", wanted)
 
