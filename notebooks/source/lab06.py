@@ -25,6 +25,7 @@ from labkit.cost.tensor_claims import claims
 from labkit.cost.tensor_parallel import layer_time, llama_like
 from labkit.labs import lab02, lab06
 from labkit.labs.lab06 import engines, pictures, standins
+from labkit.model.deepspeed import import_deepspeed
 from labkit.model.fake import llama_shape
 from labkit.model.llama import MLP, Layer, Shape, rotary, rotate
 from labkit.record.laptop import laptop as this_laptop
@@ -62,7 +63,7 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 ways_guess = labkit.predict("6.ways", ..., "times")  # your number in place of the dots
 
 # %% [markdown]
-# t ranks in `group`; rank r has block r of t equal ones. torch keeps A transposed: columns of A are *rows* of `linear.weight` (out, in). Parameters `weight` and `bias` (None where `linear` has none) are copies: a view would keep the whole alive.
+# t ranks in `group`; rank r has block r of t equal ones. torch keeps A transposed: columns of A are *rows* of `linear.weight` (out, in). `weight` and `bias` (None without one) are parameters and copies: a view would keep the whole alive.
 #
 # **Exercise 6.1: columns** (5 min, easy). `ColumnParallelLinear(linear, group)`: x (..., in) to (..., out/t). Nothing is sent.
 #
@@ -313,7 +314,7 @@ labkit.check("6.3")
 
 # %% [markdown]
 # ## 5 · The vocabulary
-# The head is widest: 128,256 columns in Llama 3. Each rank has some logits of a token; the loss needs all:
+# The head is widest: 128,256 columns in Llama 3. Each rank has some logits; the loss needs all:
 #
 # loss = log Σ exp(z − m) − (z of the target − m), with m the largest logit: three numbers per token.
 
@@ -657,10 +658,17 @@ labkit.check("6.6")
 
 # %%
 Sequence, note_5 = mine_or(SequenceParallelMLP, standins.SequenceParallelMLP)
-print(pictures.memory_rows(Sequence))
+ways = {"tensor parallel": on_two}
+ways |= {name: lab06.train_sequence(Sequence, tp=2, keep=keep) for name, keep in (("sequence", True), ("gathered again", False))}
+left, right = plot.side_by_side(2, width=4.6, height=2.6)
+held, sent = ([trained.held_bytes[0] / 1e3 for trained in ways.values()], [sum(c.sent_bytes for c in trained.calls) / 1e3 for trained in ways.values()])
+ax = curves.bars([("", held)], list(ways), "kB", f"kept by a rank after forward {note_5}", ax=left)
+ax = curves.bars([("", sent)], list(ways), "kB", "sent by a rank in a step", ax=right)
+plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)
-print({what: f"{off:.0e}" for what, off in lab06.differences(on_ring, serial).items()})
+off = lab06.differences(on_ring, serial)["losses"]
+Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {held[1] / held[0]:.0%}; gathered again {sent[2] / sent[0]:.2f} times and {held[2] / held[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
 
 # %% [markdown]
 # ## 8 · The same in torch and DeepSpeed
@@ -673,8 +681,17 @@ for prepared in (False, True):
 print("DeepSpeed's AutoTP on a Llama of transformers, two ranks: about 20 s ...", flush=True)
 print(engines.autotp(tp=2))
 
+import_deepspeed()
+from deepspeed.runtime.tensor_parallel import get_tensor_parallel_config  # noqa: E402
+
+for keys in ({"enabled": True, "tp_size": 2}, {"tp": {"tp_size": 2}}, {"autotp_size": 2}):
+    try:
+        print(keys, "gives tensor parallel of", get_tensor_parallel_config({"tensor_parallel": keys}).autotp_size)
+    except ValueError as error:
+        print(keys, "is refused:", " ".join(str(error).split()[:5]))
+
 # %% [markdown]
-# A widely read guide sets `tp_size`, which DeepSpeed refuses. It takes:
+# A widely read guide has the first of these; the second is taken, and does *nothing*. Use the third:
 #
 # ```
 # {"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
