@@ -490,7 +490,7 @@ print("share of communication:", shares, "by formula:", [f"{share:.0%}" for shar
 Markdown(f"**{on['two nodes'].time_s / on['one node'].time_s:.2f} times; over one card of 10 Gbit/s {on['10 GbE'].time_s / on['one node'].time_s:.0f} times. Tensor parallel stays inside a node.**")
 
 # %% [markdown]
-# The formula's share is higher: it takes norms and residuals for free. FLOPs grow with h², bytes with h, latency not at all: small models get *slower*. From which hidden size on do eight H100s beat one? What do two nodes change? Do more tokens help?
+# The formula's share is higher: norms and residuals are free there. FLOPs grow with h², bytes with h, latency not at all: small models get *slower*. From which hidden size on do eight H100s beat one? What do two nodes change? Do more tokens help?
 
 # %%
 tensor.tensor()
