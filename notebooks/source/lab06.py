@@ -6,6 +6,7 @@
 # About 100 minutes, after labs 01 and 03; two hard exercises take 45 more. No GPU: real ranks share a small Llama.
 
 # %%
+from collections import Counter
 from statistics import median
 from time import monotonic
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from labkit.cost.shapes import attention_parameters
 from labkit.cost.tensor_claims import claims
 from labkit.cost.tensor_parallel import layer_time, llama_like
 from labkit.labs import lab02, lab06
-from labkit.labs.lab06 import engines, pictures, standins
+from labkit.labs.lab06 import engines, standins, torchs
 from labkit.model.deepspeed import import_deepspeed
 from labkit.model.fake import llama_shape
 from labkit.model.llama import MLP, Layer, Shape, rotary, rotate
@@ -394,7 +395,8 @@ parts = lab06.Parts(**linears, f=enter, attention=Heads, embedding=mine[1][0], c
 on_two, on_four = (lab06.train(parts, tp=t, steps=10) for t in (2, 4))
 for trained in (on_two, on_four):
     print({what: f"{off:.0e}" for what, off in lab06.differences(trained, serial).items()})
-print(pictures.calls_table(on_two))
+for (phase, op, num_bytes), count in Counter((c.phase, c.op, c.num_bytes) for c in on_two.calls).items():
+    print(f"{phase:8s} {count} {op} of {num_bytes:,} bytes")
 gather = comm.sent_bytes("all_gather", 2 * shape.vocab, 8) / comm.sent_bytes("all_reduce", 3 * 4, 8)
 Markdown(f"**Two all_reduces forward and two backward per layer. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
 
@@ -676,11 +678,14 @@ Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and
 
 # %%
 for prepared in (False, True):
-    print(f"PrepareModuleInput: {prepared}")
-    print(pictures.calls_table(lab06.torchs(with_input=prepared)))
+    calls = torchs.layer_calls(torchs.torchs(with_input=prepared))
+    print(f"parallelize_module, PrepareModuleInput {prepared}: all_reduces per layer {calls}")
 print("DeepSpeed's AutoTP on a Llama of transformers, two ranks: about 20 s ...", flush=True)
-print(engines.autotp(tp=2))
-
+auto = engines.autotp(tp=2)
+for (phase, op, num_bytes), count in Counter((c.phase, c.op, c.num_bytes) for c in auto.calls).items():
+    print(f"{phase:8s} {count} {op} of {num_bytes:,} bytes")
+off = max(abs(a - b) for a, b in zip(auto.losses, auto.serial_losses, strict=True))
+print(f"two layers; losses within {off:.0e} of the same model whole")
 import_deepspeed()
 from deepspeed.runtime.tensor_parallel import get_tensor_parallel_config  # noqa: E402
 
