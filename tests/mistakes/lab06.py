@@ -8,6 +8,8 @@ import lab06_conjugate
 import lab06_embedding
 import lab06_entropy
 import lab06_linear
+import lab06_ring
+import lab06_sequence
 
 WRONG = {
     "6.1": lab06_linear.COLUMN_WRONG,
@@ -17,6 +19,8 @@ WRONG = {
     "6.3": lab06_attention.WRONG,
     "6.4": lab06_embedding.WRONG,
     "6.4b": lab06_entropy.WRONG,
+    "6.5": lab06_sequence.WRONG,
+    "6.6": lab06_ring.WRONG,
 }
 
 RIGHT = {
@@ -27,6 +31,8 @@ RIGHT = {
     "6.3": lab06_attention.RIGHT,
     "6.4": lab06_embedding.RIGHT,
     "6.4b": lab06_entropy.RIGHT,
+    "6.5": lab06_sequence.RIGHT,
+    "6.6": lab06_ring.RIGHT,
 }
 
 CHEATS = {
@@ -37,4 +43,6 @@ CHEATS = {
     "6.3": lab06_attention.CHEATS,
     "6.4": lab06_embedding.CHEATS,
     "6.4b": lab06_entropy.CHEATS,
+    "6.5": lab06_sequence.CHEATS,
+    "6.6": lab06_ring.CHEATS,
 }

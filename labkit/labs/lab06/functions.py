@@ -44,7 +44,8 @@ class Task:
 
     record: (case, number, rank, record, where the call is in it) -> a failing Verdict or None.
     first: (case, number, results by rank) -> what is asked before single values, (cause, sentence) or None.
-    failed: (case, failing verdict) -> (cause, sentence) of a run that failed, or None.
+    failed: (case, failing verdict) -> (cause, sentence) of a run that failed, or None. trained: how many inputs have a
+    gradient.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Task:
     record: Callable[[Case, int, int, Any, seen.Part], Verdict | None]
     first: Callable[[Case, int, list], tuple[str, str] | None] = lambda case, number, got: None
     failed: Callable[[Case, Verdict], tuple[str, str] | None] = lambda case, failed: None
+    trained: int = 1
 
 
 def judged(fn: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | None, list[Observed]]:
@@ -75,7 +77,9 @@ def judged(fn: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | N
 
 def observe(fn: Callable, task: Task, case: Case) -> Observed:
     """Lead an answer through the case's calls on ranks, under watch."""
-    rank_args = [(fn, task.names, case.t, [ask[rank] for ask in case.asks]) for rank in range(case.world)]
+    rank_args = [
+        (fn, task.names, case.t, [ask[rank] for ask in case.asks], task.trained) for rank in range(case.world)
+    ]
     return evidence.observe(in_rank.function_calls, case.world, rank_args=rank_args, deadline_s=60.0)
 
 

@@ -103,14 +103,17 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
         return {"shapes": shapes, "weights": weights, "asks": seen, "early": early()}
 
 
-def one_call(name: str, answer: Callable, named: dict[str, Any], inputs: tuple, gradient: Any) -> Any:
+def one_call(
+    name: str, answer: Callable, named: dict[str, Any], inputs: tuple, gradient: Any, trained: int = 1
+) -> Any:
     """One forward and backward: output, inputs' gradients ("input gradient"), parameters' ("gradient of NAME").
 
-    A value that is not there is None. "changed" names what of the given tensors was written into.
+    trained: how many of the inputs need a gradient, the second's being "input gradient 1". A value that is not there is
+    None. "changed" names what of the given tensors was written into.
     """
     import torch
 
-    given = tuple(t.clone().requires_grad_(t.is_floating_point() and number == 0) for number, t in enumerate(inputs))
+    given = tuple(x.clone().requires_grad_(x.is_floating_point() and at < trained) for at, x in enumerate(inputs))
     for p in named.values():
         p.grad = None
     mark()
@@ -130,8 +133,8 @@ def one_call(name: str, answer: Callable, named: dict[str, Any], inputs: tuple, 
     out.backward(gradient)
     mark()
     values |= {f"gradient of {each}": None if p.grad is None else p.grad.detach().clone() for each, p in named.items()}
-    if given[0].is_floating_point():
-        values["input gradient"] = None if given[0].grad is None else given[0].grad.detach().clone()
+    for at, x in enumerate(given[:trained]):
+        values["input gradient" + f" {at}" * (at > 0)] = None if x.grad is None else x.grad.detach().clone()
     if not torch.equal(gradient, kept):
         values["changed"] = "the gradient"
     if any(not torch.equal(mine.detach(), theirs) for mine, theirs in zip(given, inputs, strict=True)):
@@ -139,10 +142,10 @@ def one_call(name: str, answer: Callable, named: dict[str, Any], inputs: tuple, 
     return values
 
 
-def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple, Any]], last: tuple = ()) -> Any:
+def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple, Any]], trained: int = 1) -> Any:
     """`fn(*inputs, group)` and backward, once per ask. names: its arguments in words. Gives {"asks": ..., "early"}.
 
-    A gradient may be a number: the output's, everywhere, as `sum().backward()` gives it (expanded).
+    trained: as `one_call`. A gradient may be a number: the output's, everywhere, as `sum().backward()` gives it (expanded).
     """
     import torch
 
@@ -158,15 +161,15 @@ def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple,
     with waits.noted() as early:
         for inputs, gradient in asks:
             if not isinstance(gradient, torch.Tensor):
-                gradient = torch.tensor(float(gradient)).expand(inputs[0].shape if last == () else last)
-            values = _function_call(fn, called, inputs, gradient)
+                gradient = torch.tensor(float(gradient)).expand(inputs[0].shape)
+            values = _function_call(fn, called, inputs, gradient, trained)
             if attempts.no_result(values):
                 return values
             seen.append(values)
     return {"asks": seen, "early": early()}
 
 
-def _function_call(fn: Callable, called: Callable, inputs: tuple, gradient: Any) -> Any:
+def _function_call(fn: Callable, called: Callable, inputs: tuple, gradient: Any, trained: int) -> Any:
     found: list[Any] = []
 
     def answer(*given: Any) -> Any:
@@ -174,7 +177,7 @@ def _function_call(fn: Callable, called: Callable, inputs: tuple, gradient: Any)
         found.append(out)
         return out
 
-    values = one_call(getattr(fn, "__name__", "the function"), answer, {}, inputs, gradient)
+    values = one_call(getattr(fn, "__name__", "the function"), answer, {}, inputs, gradient, trained)
     return found[0] if found and attempts.no_result(found[0]) else values
 
 
