@@ -234,7 +234,7 @@ labkit.check("6.2b")
 
 # %%
 (enter, note_f), (leave, note_g) = mine_or(f, standins.f), mine_or(g, standins.g)
-note_fg = note_f or note_g
+note_fg = f"({note_f or note_g})" if note_f or note_g else ""
 linears = {"column": Columns, "row": Rows, "g": leave}
 right = lab06.train(lab06.Parts(**linears, f=enter), tp=2, steps=10)
 broken = lab06.train(lab06.Parts(**linears, f=lambda x, group: x), tp=2, steps=10)
@@ -244,7 +244,7 @@ ax = curves.lines(series, "step", "loss", f"a whole Llama on 2 ranks {note_fg}",
 plt.show()
 apart = [abs(a - b) for a, b in zip(broken.losses, serial.losses, strict=True)]
 off = max(abs(a - b) for a, b in zip(right.losses, serial.losses, strict=True))
-Markdown(f"**With f: serial's losses to {off:.0e}. Without: step 1 is {apart[0]:.0e} off, step 10 {apart[-1]:.3f}, and the curve still falls.**")
+Markdown(f"**With f: serial's losses to {off:.0e}. Without: step 1 is {apart[0]:.1g} off, step 10 {apart[-1]:.3f}, and the curve still falls.**")
 
 # %% [markdown]
 # Compare weights after some steps: one forward pass tells nothing.
@@ -390,7 +390,7 @@ class CutMLP(torch.nn.Module):
 
 mine = [mine_or(ParallelAttention, standins.ParallelAttention), mine_or(VocabParallelEmbedding, standins.VocabParallelEmbedding)]
 mine.append(mine_or(vocab_parallel_cross_entropy, standins.vocab_parallel_cross_entropy))
-Heads, note_all = mine[0][0], next((note for _, note in mine if note), note_fg)
+Heads, note_all = mine[0][0], next((f"({note})" for _, note in mine if note), note_fg)
 parts = lab06.Parts(**linears, f=enter, attention=Heads, embedding=mine[1][0], cross_entropy=mine[2][0])
 on_two, on_four = (lab06.train(parts, tp=t, steps=10) for t in (2, 4))
 for trained in (on_two, on_four):
@@ -398,7 +398,7 @@ for trained in (on_two, on_four):
 for (phase, op, num_bytes), count in Counter((c.phase, c.op, c.num_bytes) for c in on_two.calls).items():
     print(f"{phase:8s} {count} {op} of {num_bytes:,} bytes")
 gather = comm.sent_bytes("all_gather", 2 * shape.vocab, 8) / comm.sent_bytes("all_reduce", 3 * 4, 8)
-Markdown(f"**Two all_reduces forward and two backward per layer. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
+Markdown(f"**Of two layers: two all_reduces forward and two backward each, one for the embedding, one before the head. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
 
 # %% [markdown]
 # ### Random numbers
@@ -429,7 +429,7 @@ Markdown(f"**{equal:.0f}% equal: ranks go on with different x, layer by layer, w
 # So: one seed for all where ranks hold the same (after g, norms), a seed of its own between f and g (shards, dropout in a head). Megatron-LM keeps two random states for this. Or draw the whole matrix with one seed, then cut, as you did.
 #
 # ## 6 · What the network costs
-# Nothing hides these all_reduces: the next product waits. One layer, forward and backward, on this machine: formula (products at this machine's speed, four all_reduces), replay, clock.
+# Nothing hides these all_reduces: the next product waits. One layer, forward and backward, on this machine: formula (products at this machine's speed, four all_reduces), replay, clock. What else the machine does shows in it: run it again.
 
 
 # %%
@@ -664,7 +664,7 @@ ways = {"tensor parallel": on_two}
 ways |= {name: lab06.train_sequence(Sequence, tp=2, keep=keep) for name, keep in (("sequence", True), ("gathered again", False))}
 left, right = plot.side_by_side(2, width=4.6, height=2.6)
 held, sent = ([trained.held_bytes[0] / 1e3 for trained in ways.values()], [sum(c.sent_bytes for c in trained.calls) / 1e3 for trained in ways.values()])
-ax = curves.bars([("", held)], list(ways), "kB", f"kept by a rank after forward {note_5}", ax=left)
+ax = curves.bars([("", held)], list(ways), "kB", f"kept by a rank after forward {note_5 and f'({note_5})'}", ax=left)
 ax = curves.bars([("", sent)], list(ways), "kB", "sent by a rank in a step", ax=right)
 plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
@@ -696,7 +696,7 @@ for keys in ({"enabled": True, "tp_size": 2}, {"tp": {"tp_size": 2}}, {"autotp_s
         print(keys, "is refused:", " ".join(str(error).split()[:5]))
 
 # %% [markdown]
-# A widely read guide has the first of these; the second is taken, and does *nothing*. Use the third:
+# AutoTP sums x's gradient once per matrix, too. Of the three settings a widely read guide has the first; the second is taken, and does *nothing*. Use the third:
 #
 # ```
 # {"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
