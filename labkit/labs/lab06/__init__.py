@@ -5,7 +5,8 @@ Each exercise's judge stands in a module of its own. Left out: solutions.
 
 from labkit.check.exercise import Exercise
 from labkit.labs.lab06 import attention, conjugate, embedding, entropy, linear, ring, sequence
-from labkit.labs.lab06.training import Parts, differences, serial, train
+from labkit.labs.lab06.experiments import autotp, parallelize, wires
+from labkit.labs.lab06.training import Parts, differences, serial, train, train_ring, train_sequence
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise("6.1", linear.COLUMN, "Outputs shared out", minutes=5, points=1, judge=linear.judge_column),
@@ -19,4 +20,15 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise("6.6", ring.NAME, "Keys go round", minutes=25, points=4, judge=ring.judge),
 )
 
-__all__ = ["EXERCISES", "Parts", "differences", "serial", "train"]
+__all__ = [
+    "EXERCISES",
+    "Parts",
+    "autotp",
+    "differences",
+    "parallelize",
+    "serial",
+    "train",
+    "train_ring",
+    "train_sequence",
+    "wires",
+]

@@ -100,14 +100,19 @@ class ParallelAttention(llama.Attention):
             self.add_module(name, _linear(cut(weight, group, dim)))
         if kv_group is not None:
             for layer in (self.k_proj, self.v_proj):
-                layer.weight.register_hook(lambda gradient: _summed(gradient, kv_group))
+                layer.weight.register_hook(lambda gradient: summed(gradient, kv_group))
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         """As Attention's; the ranks' outputs are parts of a sum."""
-        return g(super().forward(f(x, self.group), cos, sin), self.group)
+        return g(self.parts(f(x, self.group), cos, sin), self.group)
+
+    def parts(self, x: Any, cos: Any, sin: Any) -> Any:
+        """The rank's own part of the output, and of x's gradient."""
+        return super().forward(x, cos, sin)
 
 
-def _summed(gradient: Any, group: Any) -> Any:
+def summed(gradient: Any, group: Any) -> Any:
+    """The sum over a group, as a new tensor."""
     gradient = gradient.contiguous().clone()
     dist.all_reduce(gradient, group=group)
     return gradient
@@ -162,3 +167,53 @@ class _ParallelLoss(torch.autograd.Function):
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, group: Any) -> Any:
     """The mean over tokens; logits (b, s, vocab / t)."""
     return _ParallelLoss.apply(logits, targets, group)
+
+
+def gather(x: Any, group: Any) -> Any:
+    """Positions of all ranks (b, s, h) from the rank's own (b, s/t, h); the gradient comes Partial, and is made Shard(1)."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return moved(x.contiguous(), group, Shard(1), Replicate(), Partial())
+
+
+def scatter(x: Any, group: Any) -> Any:
+    """The rank's own positions (b, s/t, h) of a sum over ranks (b, s, h)."""
+    from torch.distributed.tensor import Partial, Shard
+
+    return moved(x.contiguous(), group, Partial(), Shard(1), Shard(1))
+
+
+class SequenceParallelMLP(nn.Module):
+    """DTensor's Shard(1) to Replicate and back; keep=False has torch's checkpoint gather again, products with it."""
+
+    def __init__(self, norm: llama.RMSNorm, mlp: llama.MLP, group: Any, keep: bool = True):
+        super().__init__()
+        self.group, self.keep, self.eps = group, keep, norm.eps
+        self.norm_weight = nn.Parameter(norm.weight.detach().clone())
+        self.norm_weight.register_hook(lambda gradient: summed(gradient, group))
+        self.gate, self.up = cut(mlp.gate_proj.weight, group, 0), cut(mlp.up_proj.weight, group, 0)
+        self.down = cut(mlp.down_proj.weight, group, 1)
+
+    def forward(self, x: Any) -> Any:
+        """(b, s/t, h) to the same."""
+        from torch.utils.checkpoint import checkpoint
+
+        normed = F.rms_norm(x, (x.shape[-1],), self.norm_weight, self.eps)
+        gate, up = self._products(normed) if self.keep else checkpoint(self._products, normed, use_reentrant=False)
+        return scatter(F.linear(F.silu(gate) * up, self.down), self.group)
+
+    def _products(self, x: Any) -> tuple[Any, Any]:
+        x = gather(x, self.group)
+        return F.linear(x, self.gate), F.linear(x, self.up)
+
+
+def ring_attention(q: Any, k: Any, v: Any, group: Any) -> Any:
+    """torch's attention on keys and values that are gathered, not sent round: right, and every rank holds all of them."""
+    import labkit.labs.lab06.ring_told as ring_told
+
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    length = n * q.shape[2]
+    order = torch.cat([ring_told.positions(each, n, length) for each in range(n)]).to(q.device)
+    mine = ring_told.positions(rank, n, length).to(q.device)
+    k, v = (gather(each.transpose(1, 2), group).transpose(1, 2) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mine[:, None] >= order)

@@ -158,11 +158,52 @@ def checked(ranks: int, steps: int, name: str) -> None:
 
 def launched(fn: Callable, ranks: int, steps: int, *args: Any) -> Trained:
     """Runs `fn(steps, *args)`, which gives what `steps_of` gives, on ranks."""
+    losses, weights, gradients, records, held = zip(*launched_parts(fn, ranks, steps, *args), strict=True)
+    return Trained(losses[0], whole_weights(weights), gradients[0], records, held)
+
+
+def train_sequence(cls: Any = None, tp: int = 2, steps: int = 10, keep: bool = True) -> Trained:
+    """The same in sequence parallel on `tp` ranks (2 or 4), MLPs by the class of 6.5, attention by torch's DTensor.
+
+    cls: by default the stand-in. Raises as `train`.
+    """
+    checked(tp, steps, "tp")
+    return _of_positions(launched_parts(_sequence_in_rank, tp, steps, cls, keep), ring=False)
+
+
+def train_ring(fn: Any = None, cp: int = 2, steps: int = 10) -> Trained:
+    """The same in context parallel on `cp` ranks (2 or 4), keys and values sent round by the function of 6.6.
+
+    fn: by default the stand-in, which gathers them. Raises as `train`.
+    """
+    checked(cp, steps, "cp")
+    return _of_positions(launched_parts(_ring_in_rank, cp, steps, fn), ring=True)
+
+
+def launched_parts(fn: Callable, ranks: int, steps: int, *args: Any) -> list[tuple]:
+    """What `fn(steps, *args)` gives on each rank."""
     from labkit.ranks.launch import launch
 
-    found = launch(fn, ranks, steps, *args, prints="quiet", preload=("labkit.record.trace", "labkit.record.held"))
+    return launch(fn, ranks, steps, *args, prints="quiet", preload=("labkit.record.trace", "labkit.record.held"))
+
+
+def _of_positions(found: list[tuple], ring: bool) -> Trained:
+    """Losses of ranks are parts of a sum, input gradients those of their positions."""
+    import labkit.labs.lab06.sequence_llama as sequence_llama
+
     losses, weights, gradients, records, held = zip(*found, strict=True)
-    return Trained(losses[0], whole_weights(weights), gradients[0], records, held)
+    together = tuple(sequence_llama.whole_of(list(of_ranks), ring) for of_ranks in zip(*gradients, strict=True))
+    named = [{_llamas_name(name): weight for name, weight in each.items()} for each in weights]
+    return Trained(tuple(map(sum, zip(*losses, strict=True))), whole_weights(named), together, records, held)
+
+
+def _llamas_name(name: str) -> str:
+    """The serial model's name of a parameter of 6.5's class."""
+    for theirs, ours in (("mlp.norm_weight", "post_attention_layernorm.weight"), ("mlp.gate", "mlp.gate_proj.weight"),
+                         ("mlp.up", "mlp.up_proj.weight"), ("mlp.down", "mlp.down_proj.weight")):  # fmt: skip
+        if name.endswith(theirs):
+            return name.removesuffix(theirs) + ours
+    return name
 
 
 def whole_weights(of_ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -189,7 +230,30 @@ def _train_in_rank(steps: int, parts: Parts) -> tuple:
     tp = dist.get_world_size()
     kv_group = in_rank.group_of(tp // SIZES["kv_heads"]) if tp > SIZES["kv_heads"] else None
     model = parallel_llama.ParallelLlama(whole_model(), dist.group.WORLD, kv_group, parts.filled())
-    return steps_of(model, lambda tokens, targets: model(tokens, targets), steps)
+    return steps_of(model, model, steps)
+
+
+def _sequence_in_rank(steps: int, cls: Any, keep: bool) -> tuple:
+    import torch.distributed as dist
+
+    import labkit.labs.lab06.sequence_llama as sequence_llama
+    import labkit.labs.lab06.standins as standins
+
+    tp = dist.get_world_size()
+    kv_group = in_rank.group_of(tp // SIZES["kv_heads"]) if tp > SIZES["kv_heads"] else None
+    made = cls or standins.SequenceParallelMLP
+    model = sequence_llama.SequenceLlama(whole_model(), dist.group.WORLD, kv_group, made, keep)
+    return steps_of(model, model, steps)
+
+
+def _ring_in_rank(steps: int, fn: Any) -> tuple:
+    import torch.distributed as dist
+
+    import labkit.labs.lab06.sequence_llama as sequence_llama
+    import labkit.labs.lab06.standins as standins
+
+    model = sequence_llama.RingLlama(whole_model(), dist.group.WORLD, fn or standins.ring_attention)
+    return steps_of(model, model, steps)
 
 
 def steps_of(model: Any, forward: Callable[[Any, Any], tuple[Any, Any]], steps: int, finish: Any = None) -> tuple:
