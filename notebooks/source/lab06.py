@@ -6,7 +6,6 @@
 # About 100 minutes, after labs 01 and 03; two hard exercises take 45 more. No GPU: real ranks share a small Llama.
 
 # %%
-from collections import Counter
 from statistics import median
 from time import monotonic
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from labkit.cost.shapes import attention_parameters
 from labkit.cost.tensor_claims import claims
 from labkit.cost.tensor_parallel import layer_time, llama_like
 from labkit.labs import lab02, lab06
-from labkit.labs.lab06 import engines, standins, torchs
+from labkit.labs.lab06 import engines, pictures, standins, torchs
 from labkit.model.deepspeed import import_deepspeed
 from labkit.model.fake import llama_shape
 from labkit.model.llama import MLP, Layer, Shape, rotary, rotate
@@ -395,8 +394,7 @@ parts = lab06.Parts(**linears, f=enter, attention=Heads, embedding=mine[1][0], c
 on_two, on_four = (lab06.train(parts, tp=t, steps=10) for t in (2, 4))
 for trained in (on_two, on_four):
     print({what: f"{off:.0e}" for what, off in lab06.differences(trained, serial).items()})
-for (phase, op, num_bytes), count in Counter((c.phase, c.op, c.num_bytes) for c in on_two.calls).items():
-    print(f"{phase:8s} {count} {op} of {num_bytes:,} bytes")
+print(pictures.calls_table(on_two))
 gather = comm.sent_bytes("all_gather", 2 * shape.vocab, 8) / comm.sent_bytes("all_reduce", 3 * 4, 8)
 Markdown(f"**Of two layers: two all_reduces forward and two backward each, one for the embedding, one before the head. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
 
@@ -660,12 +658,12 @@ labkit.check("6.6")
 
 # %%
 Sequence, note_5 = mine_or(SequenceParallelMLP, standins.SequenceParallelMLP)
-ways = {"tensor parallel": on_two}
-ways |= {name: lab06.train_sequence(Sequence, tp=2, keep=keep) for name, keep in (("sequence", True), ("gathered again", False))}
+variants = pictures.variants(Sequence, parts, tp=4)
+print(pictures.variants_table(variants))
 left, right = plot.side_by_side(2, width=4.6, height=2.6)
-held, sent = ([trained.held_bytes[0] / 1e3 for trained in ways.values()], [sum(c.sent_bytes for c in trained.calls) / 1e3 for trained in ways.values()])
-ax = curves.bars([("", held)], list(ways), "kB", f"kept by a rank after forward {note_5 and f'({note_5})'}", ax=left)
-ax = curves.bars([("", sent)], list(ways), "kB", "sent by a rank in a step", ax=right)
+names, held, sent = ["tensor parallel", "sequence", "gathered again"], [v.held_bytes for v in variants], [v.sent_bytes for v in variants]
+ax = curves.bars([("", [each / 1e3 for each in held])], names, "kB", f"kept by each of 4 ranks after forward {note_5 and f'({note_5})'}", ax=left)
+ax = curves.bars([("", [each / 1e3 for each in sent])], names, "kB", "sent by each rank in a layer's step", ax=right)
 plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)
@@ -682,8 +680,7 @@ for prepared in (False, True):
     print(f"parallelize_module, PrepareModuleInput {prepared}: all_reduces per layer {calls}")
 print("DeepSpeed's AutoTP on a Llama of transformers, two ranks: about 20 s ...", flush=True)
 auto = engines.autotp(tp=2)
-for (phase, op, num_bytes), count in Counter((c.phase, c.op, c.num_bytes) for c in auto.calls).items():
-    print(f"{phase:8s} {count} {op} of {num_bytes:,} bytes")
+print(pictures.calls_table(auto))
 off = max(abs(a - b) for a, b in zip(auto.losses, auto.serial_losses, strict=True))
 print(f"two layers; losses within {off:.0e} of the same model whole")
 import_deepspeed()
