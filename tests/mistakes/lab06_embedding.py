@@ -1,4 +1,5 @@
-"""Answers to exercise 6.4, `VocabParallelEmbedding`: wrong ones with the cause each must be told, right ones, and cheats.
+"""Answers to exercise 6.4, `VocabParallelEmbedding`: wrong ones with the cause each must be told, right ones, and
+cheats.
 
 What is judged, and in which order, stands in `labkit.labs.lab06.embedding`.
 """

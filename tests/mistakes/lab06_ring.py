@@ -18,7 +18,7 @@ def _shift(tensors, group, step=1):
     """Each tensor goes to the next rank; what the one before had comes."""
     rank, n = _place(group)
     there, here = (dist.get_global_rank(group, (rank + by) % n) for by in (step, -step))
-    come = [torch.empty_like(tensor) for tensor in tensors]
+    come = [torch.empty(tensor.shape) for tensor in tensors]
     works = [dist.isend(tensor.contiguous(), there, group=group) for tensor in tensors]
     works += [dist.irecv(tensor, here, group=group) for tensor in come]
     for work in works:
@@ -78,8 +78,8 @@ class Ring:
                 out[a], top[a] = out[a] * keep + part @ vs[b], new
             if hop < self.hops(n):
                 k, v = _shift([k, v], group, self.step)
-        out = torch.cat([o / t for o, t in zip(out, total)], dim=2)
-        return out, torch.cat([m + t.log() for m, t in zip(top, total)], dim=2)
+        out = torch.cat([o / t for o, t in zip(out, total, strict=True)], dim=2)
+        return out, torch.cat([m + t.log() for m, t in zip(top, total, strict=True)], dim=2)
 
     def backward(self, q, k, v, out, lse, gradient, group):
         rank, n = _place(group)
@@ -183,7 +183,7 @@ class InOneMessage(Ring):
             if hop < n - 1:
                 (kv,) = _shift([kv], group)
         lse = torch.logsumexp(torch.stack(sums), 0)
-        return sum(out * (each - lse).exp() for out, each in zip(outs, sums)), lse
+        return sum(out * (each - lse).exp() for out, each in zip(outs, sums, strict=True)), lse
 
 
 def in_one_message(q, k, v, group):
@@ -243,7 +243,7 @@ class MasksWhatItComputed(Ring):
     def scores(self, q, k, diagonal):
         of_query, of_key = diagonal
         scores = super().scores(q, k, of_query == of_key)
-        return scores if of_key <= of_query else scores.masked_fill(torch.ones_like(scores, dtype=torch.bool), -math.inf)
+        return scores if of_key <= of_query else torch.full_like(scores, -math.inf)
 
 
 class OneHopMore(Ring):
@@ -283,7 +283,8 @@ class SoftmaxesMixed(Ring):
         total = torch.zeros_like(q)
         for hop in range(n):
             source = (rank - hop) % n
-            scores = (q @ k.transpose(-1, -2) * self.scale(q)).masked_fill(places[rank][:, None] < places[source], -math.inf)
+            scores = q @ k.transpose(-1, -2) * self.scale(q)
+            scores = scores.masked_fill(places[rank][:, None] < places[source], -math.inf)
             total += torch.nan_to_num(scores.softmax(-1) @ v)
             k, v = _shift([k, v], group)
         return total / n, lse

@@ -107,13 +107,13 @@ class AlongTheBatch(Plain):
     def into(self, x):
         if not self.keep:
             return super().into(x)
-        x = _function(lambda x, group: _gathered(x, group, 0), lambda x, group: _scattered(x, group, 0))(x, self.group)
+        x = _function(_gathered_rows, _own_rows)(x, self.group)
         return F.linear(x, self.gate), F.linear(x, self.up)
 
     def out(self, x):
         if not self.keep:
             return super().out(x)
-        return _function(lambda x, group: _scattered(x, group, 0), lambda x, group: _gathered(x, group, 0))(x, self.group)
+        return _function(_own_rows, _gathered_rows)(x, self.group)
 
 
 RIGHT = [Plain, ByCheckpoint, AlongTheBatch]

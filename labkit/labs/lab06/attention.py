@@ -2,7 +2,7 @@
 
 Query heads are cut in t equal blocks, o_proj's columns with them. With at least t KV heads so are these; with fewer,
 t/kv_heads ranks have a copy of the same one, whose gradient is the sum of what their queries ask of it. One all_reduce
-forward (g), one backward (f) (Megatron-LM, arXiv:1909.08053, section 3). Left out: the MLP, and sizes that do not divide.
+forward (g), one backward (f) (Megatron-LM, arXiv:1909.08053, section 3). Left out: the MLP, sizes that do not divide.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def judge(cls: Callable, seed: int) -> Verdict:
     """As many KV heads as ranks, then fewer, then one for each of two groups; then how it came about."""
     rng = random.Random(seed)
     cases = [_case(rng, 4, 4, 4, 2), _case(rng, 4, 4, 2, 1), _case(rng, 4, 2, 1, 1)]
-    found, _ = modules.judged(cls, TASK, cases)
+    found, _ = modules.judged(cls, task(), cases)
     return found or right(
         "each rank has its heads, copies of a KV head share their gradient, and one all_reduce goes each way"
     )
@@ -44,7 +44,8 @@ def _case(rng: random.Random, world: int, t: int, kv_heads: int, calls: int) -> 
     hidden = HEADS * HEAD_DIM
     sharing = max(1, t // kv_heads)
     rows, kv_rows = hidden // t, max(1, kv_heads // t) * HEAD_DIM
-    shapes = {"q_proj": (rows, hidden), "k_proj": (kv_rows, hidden), "v_proj": (kv_rows, hidden), "o_proj": (hidden, rows)}
+    kv = kv_rows, hidden
+    shapes = {"q_proj": (rows, hidden), "k_proj": kv, "v_proj": kv, "o_proj": (hidden, rows)}
     sizes = (("hidden", hidden), ("heads", HEADS), ("kv_heads", kv_heads))
     named = tuple((f"{name}.weight", shape) for name, shape in shapes.items())
     plan = Plan("attention", sizes, rng.getrandbits(31), world, t, named, sharing)
@@ -97,9 +98,7 @@ def _weights(case: Case) -> Due:
         known[f"{name}.weight"] = [Mistake("first_shard", first, [blocks[0]] * plan.world)]
         if name[0] in "kv" and plan.sharing > 1:
             ranks = range(plan.world)
-            sentence = (
-                f"query heads of rank r ask KV head r * {parts} // {plan.t}, which neighbours share; this is another one."
-            )
+            sentence = f"queries of rank r ask KV head r * {parts} // {plan.t}, which neighbours share; this is not it."
             known[f"{name}.weight"] = [
                 Mistake("wrong_kv_head", sentence, [blocks[rank % plan.t % parts] for rank in ranks]),
                 Mistake("wrong_kv_head", sentence, [blocks[min(rank % plan.t, parts - 1)] for rank in ranks]),
@@ -125,12 +124,12 @@ def _shapes(case: Case, got: dict, due: dict) -> tuple[str, str] | None:
         if kv[0] == kv_rows:
             return "kv_whole", "every rank keeps all KV heads: its queries ask only some of them, so keep those."
         if kv[0] < HEAD_DIM:
-            sentence = f"a KV head is cut in pieces ({kv[0]} rows of {HEAD_DIM}): with fewer KV heads than ranks, ranks share one."
-            return "kv_head_cut", sentence
+            sentence = f"a KV head is cut in pieces ({kv[0]} rows of {HEAD_DIM}): with fewer of them than ranks, "
+            return "kv_head_cut", f"{sentence}ranks share one."
     if q[0] != hidden // plan.t and hidden // plan.world in q:
         return "wrong_group", "rank and size are those of the world: dist.get_rank(group), dist.get_world_size(group)."
     if o == (hidden // plan.t, hidden) or q == (hidden, hidden // plan.t):
-        return "wrong_dim", "q, k and v are cut along their outputs (rows), o along its inputs (columns): heads are both."
+        return "wrong_dim", "q, k and v are cut along outputs (rows), o along inputs (columns): heads are both."
     return None
 
 
@@ -167,9 +166,10 @@ def _calls(case: Case, number: int) -> Due:
     values: dict[str, list[Any]] = {"output": [each["output"] for each in of]}
     values |= {f"gradient of {name}.weight": [each[name] for each in cut] for name in _NAMES}
     values["input gradient"] = [each["input gradient"] for each in of]
+    summed = [doubled[rank // t]["output"] for rank in range(world)]
+    f_forward = Mistake("f_forward", "f sums x in forward: it leaves x as it is.", summed)
     mistakes = {
-        "output": _of_output([each["output"] for each in own], t, world)
-        + [Mistake("f_forward", "f sums x in forward: it leaves x as it is.", [doubled[r // t]["output"] for r in range(world)])],
+        "output": [*_of_output([each["output"] for each in own], t, world), f_forward],
         "input gradient": _of_input([each["input gradient"] for each in own], t, world),
     }
     again = "gradients come t times: g passes the gradient on as it is in backward, and nothing sums it."
@@ -193,9 +193,10 @@ def _of_output(parts: list[Any], t: int, world: int) -> list[Mistake]:
 def _of_input(parts: list[Any], t: int, world: int) -> list[Mistake]:
     sums = in_groups(parts, t)
     missing = "forward is right, and x's gradient is that of the rank's own heads: x enters through f, which sums it."
+    mean = "x's gradient is averaged over ranks: what heads ask adds up."
     return [
         Mistake("no_f", missing, parts),
-        Mistake("averaged", "x's gradient is averaged over ranks: what heads ask adds up.", [each / t for each in sums]),
+        Mistake("averaged", mean, [each / t for each in sums]),
         Mistake("f_twice", "x's gradient is summed over ranks twice.", [each * t for each in sums]),
         Mistake("wrong_group", "f sums over the world: give it the group.", in_groups(parts, world)),
     ]
@@ -203,16 +204,15 @@ def _of_input(parts: list[Any], t: int, world: int) -> list[Mistake]:
 
 def _of_shared(parts: list[Any], sharing: int, t: int, world: int) -> list[Mistake]:
     sums = in_groups(parts, sharing)
-    alone = (
-        "ranks that share a KV head each have a part of its gradient: sum it over kv_group, or their copies part company."
-    )
-    others = "gradients of other KV heads are in the sum: kv_group has the ranks that share one, and is None where none do."
+    alone = "ranks that share a KV head each have a part of its gradient: sum it over kv_group, or copies part company."
+    others = "gradients of other KV heads are in the sum: kv_group is of those that share one, None where none do."
+    mean = "a shared KV head's gradient is averaged: its parts add up."
     over = [Mistake("kv_all_summed", others, in_groups(parts, size)) for size in (t, world)]
     if sharing == 1:
         return over
     return [
         Mistake("kv_not_shared", alone, parts),
-        Mistake("kv_mean", "a shared KV head's gradient is averaged: its parts add up.", [s / sharing for s in sums]),
+        Mistake("kv_mean", mean, [each / sharing for each in sums]),
         *over,
     ]
 
@@ -228,7 +228,7 @@ def _communication(case: Case, number: int, forward: list, backward: list) -> tu
             backward = [event for event in backward if event not in shared]
     large = [event for event in backward if event.num_bytes == x.nbytes]
     if len(large) in (2, 3) and len(large) == len(backward):
-        sentence = f"x's gradient is summed {len(large)} times in backward: x goes through f once, then into q, k and v."
+        sentence = f"x's gradient is summed {len(large)} times in backward: x goes through f once, then to q, k, v."
         return "f_thrice", sentence, wanted
     found = modules.one_all_reduce(forward, backward, (1, 1), x.nbytes)
     return found and (found[0], found[1], wanted)
@@ -246,4 +246,6 @@ def _kept(case: Case) -> tuple[int, int]:
     return sum(4 * shape[0] * shape[1] for _, shape in case.plan.shapes), 4 * whole
 
 
-TASK = Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept)
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept)

@@ -1,6 +1,6 @@
 """Judges of exercises 6.2 and 6.2b: `f` and `g`, the conjugate operators around a parallel region.
 
-f is the identity forward and an all_reduce backward, g the reverse (Megatron-LM, arXiv:1909.08053, section 3, figure 3).
+f is the identity forward and an all_reduce backward, g the reverse (Megatron-LM, arXiv:1909.08053, section 3).
 Every rank's input, gradient and group differ here, so that a sum shows where there should be none. Left out: regions
 (6.3), and second derivatives.
 """
@@ -23,13 +23,13 @@ _WORLD = "the sum goes over all ranks of the world: give all_reduce group=group.
 
 def judge_f(fn: Callable, seed: int) -> Verdict:
     """Four ranks, then two groups of two; tensors of several shapes, gradients dense and expanded."""
-    found, _ = functions.judged(fn, F_TASK, _cases(random.Random(seed)))
+    found, _ = functions.judged(fn, f_task(), _cases(random.Random(seed)))
     return found or right("x passes as it is; its gradient is summed by one all_reduce in backward")
 
 
 def judge_g(fn: Callable, seed: int) -> Verdict:
     """As `judge_f`."""
-    found, _ = functions.judged(fn, G_TASK, _cases(random.Random(seed)))
+    found, _ = functions.judged(fn, g_task(), _cases(random.Random(seed)))
     return found or right("parts are summed by one all_reduce in forward; the gradient passes as it is")
 
 
@@ -84,6 +84,9 @@ def _of_g(case: Case, number: int) -> Due:
     xs, gradients, t = case.inputs(number), _gradients(case, number), case.t
     sums = in_groups(xs, t)
     both = "backward sums the gradient over ranks: it is that of the sum, so every rank has the same one already."
+    whole = "the gradient is divided by t: a sum passes it on whole."
+    cut_out = "the sum has cut rank {rank}'s part out of the graph: backward cannot reach x."
+    back = in_groups(gradients, t)
     return Due(
         {"output": sums, "input gradient": gradients},
         {
@@ -93,12 +96,12 @@ def _of_g(case: Case, number: int) -> Due:
                 Mistake("wrong_group", _WORLD, in_groups(xs, case.world)),
             ],
             "input gradient": [
-                Mistake("gradient_summed", both, in_groups(gradients, t)),
-                Mistake("gradient_averaged", f"{both} Averaging changes it, too.", [s / t for s in in_groups(gradients, t)]),
-                Mistake("gradient_divided", "the gradient is divided by t: a sum passes it on whole.", [s / t for s in gradients]),
+                Mistake("gradient_summed", both, back),
+                Mistake("gradient_averaged", f"{both} Averaging changes it, too.", [s / t for s in back]),
+                Mistake("gradient_divided", whole, [s / t for s in gradients]),
             ],
         },
-        {"input gradient": ("no_gradient", "the sum has cut rank {rank}'s part out of the graph: backward cannot reach x.")},
+        {"input gradient": ("no_gradient", cut_out)},
     )
 
 
@@ -132,10 +135,16 @@ def _calls(due: tuple[int, int]) -> Callable[[Case, int, int, Any, seen.Part], V
 def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
     if "ontiguous" in failed.sentence or failed.cause == "died":  # gloo aborts on a tensor that overlaps itself
         return "not_contiguous", (
-            "a gradient need not lie in one piece (after sum() it is one number, expanded): all_reduce a contiguous copy."
+            "a gradient need not lie in one piece (after sum() it is one number, expanded): all_reduce a dense copy."
         )
     return None
 
 
-F_TASK = Task("f", "x, group", _of_f, _calls((0, 1)), _swapped(_of_g, "this is g: f sums in backward."), _failed)
-G_TASK = Task("g", "x, group", _of_g, _calls((1, 0)), _swapped(_of_f, "this is f: g sums in forward."), _failed)
+def f_task() -> Task:
+    """What 6.2 demands."""
+    return Task("f", "x, group", _of_f, _calls((0, 1)), _swapped(_of_g, "this is g: f sums in backward."), _failed)
+
+
+def g_task() -> Task:
+    """What 6.2b demands."""
+    return Task("g", "x, group", _of_g, _calls((1, 0)), _swapped(_of_f, "this is f: g sums in forward."), _failed)

@@ -21,13 +21,21 @@ from labkit.labs.lab06.told import Due, Mistake
 
 NAME = "VocabParallelEmbedding"
 HIDDEN = 48
+_SENTENCES = {
+    "no_all_reduce": "only tokens of the rank's own range have their row: all_reduce the rest.",
+    "not_masked": "a token outside the rank's range brings a row all the same: it must bring zeros.",
+    "first_row_lost": "the first row of each range is taken for outside: it is begin <= token < end.",
+    "averaged": "one rank has the row and the others zeros: add, do not average.",
+    "wrong_group": "rows are summed over the world: give all_reduce group=group.",
+    "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
+}
 
 
 def judge(cls: Callable, seed: int) -> Verdict:
     """Four ranks, then two groups of two; then how it came about."""
     rng = random.Random(seed)
-    found, _ = modules.judged(cls, TASK, [_case(rng, 4, 4), _case(rng, 4, 2)])
-    return found or right("every rank keeps 1/t of the table, and one all_reduce of b * s * h puts a token's row on all")
+    found, _ = modules.judged(cls, task(), [_case(rng, 4, 4), _case(rng, 4, 2)])
+    return found or right("every rank keeps 1/t of the table, and one all_reduce of b * s * h brings all their rows")
 
 
 def _case(rng: random.Random, world: int, t: int) -> Case:
@@ -35,9 +43,8 @@ def _case(rng: random.Random, world: int, t: int) -> Case:
 
     rows = 2 * rng.randint(11, 14)  # the world divides the vocabulary, too
     vocab = rows * t
-    plan = Plan(
-        "embedding", (("vocab", vocab), ("hidden", HIDDEN)), rng.getrandbits(31), world, t, (("weight", (rows, HIDDEN)),)
-    )
+    sizes, shapes = (("vocab", vocab), ("hidden", HIDDEN)), (("weight", (rows, HIDDEN)),)
+    plan = Plan("embedding", sizes, rng.getrandbits(31), world, t, shapes)
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
     each = []
     for _ in range(world // t):
@@ -70,7 +77,7 @@ def _shapes(case: Case, got: dict, due: dict) -> tuple[str, str] | None:
     if weight == (vocab, HIDDEN):
         return "whole_kept", "the rank has the whole table: it keeps its own rows, 1/t of them."
     if weight == (vocab, HIDDEN // plan.t):
-        return "wrong_dim", "the table is cut along the hidden size: here it is the vocabulary, its rows, that is shared out."
+        return "wrong_dim", "the table is cut along the hidden size: it is its rows, the vocabulary, that are shared."
     if weight in ((vocab // plan.world, HIDDEN), (0, HIDDEN)):
         return "wrong_group", "rank and size are those of the world: dist.get_rank(group), dist.get_world_size(group)."
     return None
@@ -96,22 +103,19 @@ def _calls(case: Case, number: int) -> Due:
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
         grads.append(wholes.block(full, rank % t, t))
     sums = in_groups(parts, t)
-    unmasked = "a token outside the rank's range brings a row all the same: it must bring zeros."
-    twice = "the output's gradient is the same on all ranks and is summed again in backward: pass it on as it is."
-    return Due(
-        {"output": whole, "gradient of weight": grads},
-        {
-            "output": [
-                Mistake("no_all_reduce", "only tokens of the rank's own range have their row: all_reduce the rest.", parts),
-                *(Mistake("not_masked", unmasked, in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
-                *(Mistake("not_masked", unmasked, each) for each in (clamped, wrapped, at_zero)),
-                Mistake("first_row_lost", "the first row of each range is taken for outside: it is begin <= token < end.", in_groups(without_first, t)),
-                Mistake("averaged", "one rank has the row and the others zeros: add, do not average.", [s / t for s in sums]),
-                Mistake("wrong_group", "rows are summed over the world: give all_reduce group=group.", in_groups(parts, world)),
-            ],
-            "gradient of weight": [Mistake("gradient_summed", twice, [t * g for g in grads])],
-        },
-    )
+    of_output = [
+        ("no_all_reduce", parts),
+        *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
+        *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
+        ("first_row_lost", in_groups(without_first, t)),
+        ("averaged", [each / t for each in sums]),
+        ("wrong_group", in_groups(parts, world)),
+    ]
+    mistakes = {
+        "output": told.known(_SENTENCES, *of_output),
+        "gradient of weight": told.known(_SENTENCES, ("gradient_summed", [t * each for each in grads])),
+    }
+    return Due({"output": whole, "gradient of weight": grads}, mistakes)
 
 
 def _communication(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:
@@ -134,4 +138,6 @@ def _failed(case: Case, observed: Any, failed: Verdict) -> tuple[str, str] | Non
     return None
 
 
-TASK = Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept, failed=_failed)
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept, failed=_failed)

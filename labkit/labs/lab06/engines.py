@@ -1,7 +1,7 @@
 """DeepSpeed's AutoTP on a Llama from transformers, recorded: what it cuts, and what a layer of it sends.
 
-AutoTP finds linear layers by their names and cuts them; each row-parallel one sums its output by an all_reduce. Left out:
-its presets and ZeRO beside it.
+AutoTP finds linear layers by their names and cuts them; each row-parallel one sums its output by an all_reduce. Left
+out: its presets and ZeRO beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from labkit.check.table import table
 
 @dataclass(frozen=True)
 class AutoTP:
-    """A step of DeepSpeed's AutoTP on rank 0. shapes: (name, whole shape, the rank's) of a layer's weights, embedding and
-    head. calls: of the last step. losses: by step, and serial_losses of the same model whole.
+    """A step of DeepSpeed's AutoTP on rank 0. shapes: (name, whole shape, the rank's) of a layer's weights, embedding
+    and head. calls: of the last step. losses: by step, and serial_losses of the same model whole.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
@@ -28,8 +28,8 @@ class AutoTP:
 def autotp(tp: int = 2, steps: int = 3) -> AutoTP:
     """Train a transformers Llama of lab 06's sizes by DeepSpeed with {"tensor_parallel": {"autotp_size": tp}}.
 
-    Raises ValueError for another tp than 2 (its 2 KV heads), ModuleNotFoundError without transformers, DeepSpeedMissing,
-    RankFailed.
+    Raises ValueError for another tp than 2 (its 2 KV heads), ModuleNotFoundError without transformers,
+    DeepSpeedMissing, RankFailed.
     """
     from labkit.ranks.launch import launch
 
@@ -124,7 +124,8 @@ def told(found: AutoTP) -> str:
         for op in dict.fromkeys(call.op for call in calls):
             of = [call.num_bytes for call in calls if call.op == op]
             rows.append((phase, op, str(len(of)), str(of.count(size)), f"{sum(of):,}"))
-    losses = ", ".join(f"{mine:.4f} ({whole:.4f})" for mine, whole in zip(found.losses, found.serial_losses, strict=True))
+    pairs = zip(found.losses, found.serial_losses, strict=True)
+    losses = ", ".join(f"{mine:.4f} ({whole:.4f})" for mine, whole in pairs)
     return "\n\n".join([
         table(("weight", "whole", "on rank 0", ""), shapes),
         table(("", "call", "times", "of these x's size", "bytes"), rows),

@@ -36,8 +36,8 @@ def autotp(tp: int = 2) -> None:
 
 def wires() -> None:
     """Replay one recorded layer on 2 to 16 H100s; print the share of a step spent communicating, by wire."""
-    import labkit.labs.lab06.wires as of_wires
+    import labkit.labs.lab06.shares as shares
 
-    found = of_wires.shares()
-    rows = [(wire, *(f"{share:.0%}" for share in of_degrees)) for wire, of_degrees in found.items()]
-    print(table(("wire", *(f"tp {degree}" for degree in of_wires.DEGREES)), rows))
+    found = shares.shares()
+    rows = [(wire, *(f"{each:.0%}" for each in of_degrees)) for wire, of_degrees in found.items()]
+    print(table(("wire", *(f"tp {degree}" for degree in shares.DEGREES)), rows))

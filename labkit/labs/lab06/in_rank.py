@@ -23,9 +23,9 @@ from labkit.record.events import RankRecord
 class Plan:
     """What a class is made of on every rank.
 
-    kind, sizes, seed: of the serial module (`wholes.build`). world: ranks in groups of t, one after another. sharing: how
-    many ranks of a group, one after another, have the same KV head. shapes: of the parameters that a rank must have.
-    options: keywords for the class.
+    kind, sizes, seed: of the serial module (`wholes.build`). world: ranks in groups of t, one after another. sharing:
+    how many ranks of a group, one after another, have the same KV head. shapes: of the parameters that a rank must
+    have. options: keywords for the class.
     """
 
     kind: str
@@ -66,7 +66,8 @@ def marks(record: RankRecord) -> list[int]:
 
 
 def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -> Any:
-    """Make `cls(*serial modules, group, ...)`, then call it and run backward, once per ask: (inputs, output's gradient).
+    """Make `cls(*serial modules, group, ...)`, then call it and run backward, once per ask: (inputs, output's
+    gradient).
 
     Gives {"shapes": of its parameters, "weights": copies by name, "asks": [values by name], "early"}; only shapes where
     they are not the plan's. Marks: before anything, when the answer is made, then three per ask (before the call, after
@@ -145,7 +146,8 @@ def one_call(
 def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple, Any]], trained: int = 1) -> Any:
     """`fn(*inputs, group)` and backward, once per ask. names: its arguments in words. Gives {"asks": ..., "early"}.
 
-    trained: as `one_call`. A gradient may be a number: the output's, everywhere, as `sum().backward()` gives it (expanded).
+    trained: as `one_call`. A gradient may be a number: the output's, everywhere, as `sum().backward()` gives it
+    (expanded).
     """
     import torch
 

@@ -2,7 +2,8 @@
 
 A column-parallel layer keeps out/t rows of nn.Linear's weight (columns of the paper's A) and communicates nothing; a
 row-parallel one keeps in/t columns, sums the products by one all_reduce and adds the bias once (Megatron-LM,
-arXiv:1909.08053, section 3). Left out: f, which the input's gradient still needs (6.2), and sizes that t does not divide.
+arXiv:1909.08053, section 3). Left out: f, which the input's gradient still needs (6.2), and sizes that t does not
+divide.
 """
 
 from __future__ import annotations
@@ -22,19 +23,35 @@ from labkit.labs.lab06.told import Due, Mistake
 
 COLUMN, ROW = "ColumnParallelLinear", "RowParallelLinear"
 _GROUP = "rank and size are taken from the whole world: dist.get_rank(group) and dist.get_world_size(group) are due."
+_COLUMN_SENTENCES = {
+    "bias_missing": "the bias is not added.",
+    "gathered_output": "the output is whole: column-parallel leaves it cut, as the layer after it takes it.",
+    "summed_output": "outputs of ranks are summed: each rank has others of them, so nothing is.",
+    "f_inside": "x's gradient is summed over ranks in here: that is f's work (6.2), once for all layers that x enters.",
+}
+_ROW_SENTENCES = {
+    "bias_t_times": "the bias is added on every rank before the sum, so t times: add it after.",
+    "no_all_reduce": "the rank returns its own part of the sum: all_reduce adds up the others'.",
+    "averaged": "parts of a sum are averaged: they add up.",
+    "bias_missing": "the bias is not added.",
+    "wrong_group": "parts of all ranks of the world are summed: give all_reduce group=group.",
+    "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
+    "bias_on_one_rank": "one rank alone adds the bias: the others have no gradient for it, and their copies stay.",
+    "bias_shared_out": "each rank adds bias/t before the sum: right forward, and its gradient is 1/t.",
+}
 
 
 def judge_column(cls: Callable, seed: int) -> Verdict:
     """Four ranks, then two groups of two without a bias; then how it came about."""
     cases = _cases(random.Random(seed), "column")
-    found, _ = modules.judged(cls, COLUMN_TASK, cases)
+    found, _ = modules.judged(cls, column_task(), cases)
     return found or right("each rank computes its own outputs from 1/t of the weight, and nothing is sent")
 
 
 def judge_row(cls: Callable, seed: int) -> Verdict:
     """As `judge_column`."""
     cases = _cases(random.Random(seed), "row")
-    found, _ = modules.judged(cls, ROW_TASK, cases)
+    found, _ = modules.judged(cls, row_task(), cases)
     return found or right("t partial products, one all_reduce, the bias once; backward sends nothing")
 
 
@@ -93,7 +110,7 @@ def _weights(case: Case) -> Due:
     known = {
         "weight": [
             Mistake("first_shard", first, [wholes.block(weight, 0, t, dim)] * world),
-            Mistake("interleaved", "rows are dealt out one by one: rank r has the r-th block, in one piece.", strided),
+            Mistake("interleaved", "they are dealt out one by one: rank r has the r-th block, in one piece.", strided),
             Mistake("wrong_group", _GROUP, [wholes.block(weight, min(r, t - 1), t, dim) for r in range(world)]),
         ]
     }
@@ -167,16 +184,15 @@ def _calls_column(case: Case, number: int) -> Due:
         if bias is not None:
             values["gradient of bias"] = [g.flatten(0, -2).sum(0) for g in gradients]
         whole = [torch.nn.functional.linear(x, weight, bias) for x in xs]
-    gathered = "the output is whole: column-parallel leaves it cut, as the layer after it takes it; nothing is gathered."
+    without = [out if b is None else out - b for out, b in zip(outs, biases, strict=True)]
     mistakes = {
-        "output": [
-            Mistake("bias_missing", "the bias is not added.", [o if b is None else o - b for o, b in zip(outs, biases, strict=True)]),
-            Mistake("gathered_output", gathered, whole),
-            Mistake("summed_output", "outputs of ranks are summed: each rank has others of them, so nothing is.", _in_groups(outs, plan.t)),
-        ],
-        "input gradient": [
-            Mistake("f_inside", "x's gradient is summed over ranks in here: that is f's work (6.2), once for all layers that x enters.", summed),
-        ],
+        "output": told.known(
+            _COLUMN_SENTENCES,
+            ("bias_missing", without),
+            ("gathered_output", whole),
+            ("summed_output", _in_groups(outs, plan.t)),
+        ),
+        "input gradient": told.known(_COLUMN_SENTENCES, ("f_inside", summed)),
     }
     return Due(values, mistakes)
 
@@ -195,28 +211,28 @@ def _calls_row(case: Case, number: int) -> Due:
         values = {"output": [s + b for s in sums], "gradient of weight": grads, "input gradient": inputs}
         if bias is not None:
             values["gradient of bias"] = [g.flatten(0, -2).sum(0) for g in gradients]
-    twice = "the output's gradient is the same on all ranks and is summed again in backward: pass it on as it is."
+    of_output = [
+        ("no_all_reduce", [p + b for p in partial]),
+        ("averaged", [each / t + b for each in sums]),
+        ("bias_missing", sums),
+        ("wrong_group", [each + b for each in _in_groups(partial, world)]),
+    ]
     mistakes = {
-        "output": [
-            *([Mistake("bias_t_times", "the bias is added on every rank before the sum, so t times: add it after.", [s + t * b for s in sums])] * (bias is not None)),
-            Mistake("no_all_reduce", "the rank returns its own part of the sum: all_reduce adds up the others'.", [p + b for p in partial]),
-            Mistake("averaged", "parts of a sum are averaged: they add up.", [s / t + b for s in sums]),
-            Mistake("bias_missing", "the bias is not added.", sums),
-            Mistake("wrong_group", "parts of all ranks of the world are summed: give all_reduce group=group.", [s + b for s in _in_groups(partial, world)]),
-        ],
-        "gradient of weight": [Mistake("gradient_summed", twice, [t * g for g in grads])],
-        "input gradient": [Mistake("gradient_summed", twice, [t * g for g in inputs])],
+        "output": told.known(_ROW_SENTENCES, *of_output),
+        "gradient of weight": told.known(_ROW_SENTENCES, ("gradient_summed", [t * g for g in grads])),
+        "input gradient": told.known(_ROW_SENTENCES, ("gradient_summed", [t * g for g in inputs])),
     }
-    if bias is not None:
-        due = values["gradient of bias"]
-        one = "one rank alone adds the bias, so the others have no gradient for it, and their copies stay behind."
-        mistakes["gradient of bias"] = [
-            Mistake("bias_on_one_rank", one, [g * (rank % t == 0) for rank, g in enumerate(due)]),
-            Mistake("bias_shared_out", "each rank adds bias/t before the sum: right forward, and its gradient is 1/t.", [g / t for g in due]),
-            Mistake("gradient_summed", twice, [t * g for g in due]),
-        ]
-        return Due(values, mistakes, {"gradient of bias": ("bias_on_one_rank", one)})
-    return Due(values, mistakes)
+    if bias is None:
+        return Due(values, mistakes)
+    due = values["gradient of bias"]
+    mistakes["output"] += told.known(_ROW_SENTENCES, ("bias_t_times", [each + t * b for each in sums]))
+    mistakes["gradient of bias"] = told.known(
+        _ROW_SENTENCES,
+        ("bias_on_one_rank", [g * (rank % t == 0) for rank, g in enumerate(due)]),
+        ("bias_shared_out", [g / t for g in due]),
+        ("gradient_summed", [t * g for g in due]),
+    )
+    return Due(values, mistakes, {"gradient of bias": ("bias_on_one_rank", _ROW_SENTENCES["bias_on_one_rank"])})
 
 
 def _asked(case: Case, number: int) -> tuple[list[Any], list[Any]]:
@@ -254,5 +270,11 @@ def _kept(case: Case) -> tuple[int, int]:
     return own, weight.numel() * 4
 
 
-COLUMN_TASK = Task(COLUMN, _weights, _calls_column, _shapes, _silent, _flops, _kept, failed=_failed)
-ROW_TASK = Task(ROW, _weights, _calls_row, _shapes, _once, _flops, _kept, failed=_failed)
+def column_task() -> Task:
+    """What 6.1 demands."""
+    return Task(COLUMN, _weights, _calls_column, _shapes, _silent, _flops, _kept, failed=_failed)
+
+
+def row_task() -> Task:
+    """What 6.1b demands."""
+    return Task(ROW, _weights, _calls_row, _shapes, _once, _flops, _kept, failed=_failed)

@@ -40,9 +40,9 @@ class Task:
     """What one exercise demands. Functions of a Case.
 
     weights, calls: Due of the parameters, and of one call (its number). told_shapes: (shapes on rank 0, those due) ->
-    (cause, sentence) or None. communication: (case, number, events of forward, events of backward) of a rank -> a failing
-    (cause, sentence, what was due) or None. flops: forward, of a call. kept: (bytes due, bytes of the serial module).
-    failed: (case, observed, verdict) -> (cause, sentence) of a run that failed, or None.
+    (cause, sentence) or None. communication: (case, number, events of forward, events of backward) of a rank -> a
+    failing (cause, sentence, what was due) or None. flops: forward, of a call. kept: (bytes due, bytes of the serial
+    module). failed: (case, observed, verdict) -> (cause, sentence) of a run that failed, or None.
     """
 
     name: str
@@ -136,7 +136,7 @@ def _communication(task: Task, case: Case, observed: Observed) -> Verdict | None
         begin, made = in_rank.marks(record)[:2]
         events = seen.between(record, begin, made)
         if events:
-            sentence = f"{task.name} communicates while it is made: every rank has the serial module and can cut it alone."
+            sentence = f"{task.name} communicates while it is made: every rank has the serial module and cuts it alone."
             return wrong("evidence", "talks_when_made", sentence, case.tried, seen.words(events), "nothing")
         for number, part in enumerate(seen.parts(record, len(case.asks))):
             forward = seen.between(record, part.begin, part.middle)

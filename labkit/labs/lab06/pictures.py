@@ -1,6 +1,6 @@
 """Data behind lab 06's pictures and tables: calls of a layer, bytes and activations of its variants.
 
-Numbers come from recorded steps (`training`, `torchs`). Left out: drawing, and shares by wire (`wires`).
+Numbers come from recorded steps (`training`, `torchs`). Left out: drawing, and shares by wire (`shares`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def variant(name: str, trained: Trained) -> Variant:
 
 
 def variants(cls: Any = None, parts: training.Parts | None = None, tp: int = 4) -> list[Variant]:
-    """Tensor parallel, and sequence parallel with the gathered input kept and gathered again, on `tp` ranks, three steps.
+    """Tensor parallel, and sequence parallel with the gathered input kept and gathered again, on `tp` ranks, three
+    steps.
 
     cls: of 6.5; parts: of the other exercises; by default stand-ins. The head is cut by vocabulary in the first alone.
     Raises as `training.train`.
@@ -69,10 +70,10 @@ def variants(cls: Any = None, parts: training.Parts | None = None, tp: int = 4) 
 
 def variants_table(found: list[Variant]) -> str:
     """Variants as a table: calls and bytes of a layer's step, bytes held after forward."""
-    rows = [
-        (each.name, ", ".join(f"{count} {op}" for op, count in each.calls), f"{each.sent_bytes:,.0f}", f"{each.held_bytes:,}")
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        calls = ", ".join(f"{count} {op}" for op, count in each.calls)
+        rows.append((each.name, calls, f"{each.sent_bytes:,.0f}", f"{each.held_bytes:,}"))
     return table(("", "calls of a layer", "bytes sent by a layer", "bytes held after forward"), rows)
 
 

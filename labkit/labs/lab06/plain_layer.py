@@ -1,4 +1,4 @@
-"""A Llama layer as one rank of a tensor-parallel group has it: a rank's sizes, and four all_reduces. For `wires`.
+"""A Llama layer as one rank of a tensor-parallel group has it: a rank's sizes, and four all_reduces. For `shares`.
 
 Left out: weights that mean anything; it is run on tensors without memory.
 """

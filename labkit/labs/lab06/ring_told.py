@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import labkit.labs.lab06.told as told
 from labkit.labs.lab02.models import one_thread
 from labkit.labs.lab06.functions import Case
-from labkit.labs.lab06.told import Due, Mistake
+from labkit.labs.lab06.told import Due
 
 
 def positions(rank: int, n: int, length: int) -> Any:
@@ -75,8 +76,12 @@ def calls(case: Case, number: int) -> Due:
                     of = known[names[at + 1]]
                     of.setdefault("kv_not_returned", []).append(own(of_rank[at + 1], rank, n))
                     of.setdefault("kv_not_home", []).append(own(full[at + 1], (rank + 1) % n, n))
-                    of.setdefault("kv_not_home ", []).append(own(full[at + 1], (rank - 1) % n, n))
-    return Due(values, {name: [Mistake(c.strip("_ 2"), _SENTENCES[c.strip("_ 2")], each) for c, each in known[name].items()] for name in names})
+                    of.setdefault("kv_not_home behind", []).append(own(full[at + 1], (rank - 1) % n, n))
+    mistakes = {}
+    for name in names:
+        pairs = [(cause.split(" ")[0], each) for cause, each in known[name].items()]
+        mistakes[name] = told.known(_SENTENCES, *pairs)
+    return Due(values, mistakes)
 
 
 def _own_part(q: Any, k: Any, v: Any, gradient: Any, scale: float, rank: int, n: int) -> list[Any]:
@@ -100,7 +105,8 @@ def _outputs(q: Any, k: Any, v: Any, scale: float, rank: int, n: int) -> dict[st
     keys = torch.cat(hops)
     causal = mine[:, None] >= keys
     by_local = local[:, None] >= local.repeat(n)
-    contiguous = (rank * len(mine) + local)[:, None] >= torch.cat([(rank - hop) % n * len(mine) + local for hop in range(n)])
+    in_row = torch.cat([(rank - hop) % n * len(mine) + local for hop in range(n)])
+    contiguous = (rank * len(mine) + local)[:, None] >= in_row
     first_only = causal.clone()
     first_only[:, len(mine) :] = True
     without_last = causal.clone()
@@ -110,26 +116,25 @@ def _outputs(q: Any, k: Any, v: Any, scale: float, rank: int, n: int) -> dict[st
         return _attend(queries, k[:, :, keys], v[:, :, keys], allowed, by)
 
     own_alone = causal[:, : len(mine)]
+    chunks = [chunk for hop in hops for chunk in hop.chunk(2)]
     return {
         "local_positions": attended(by_local),
-        "local_positions_": attended(contiguous),
+        "local_positions contiguous": attended(contiguous),
         "no_mask": attended(torch.ones_like(causal)),
         "others_unmasked": attended(first_only),
         "own_only": _attend(queries, k[:, :, mine], v[:, :, mine], own_alone, scale),
         "hop_missing": attended(without_last),
         "not_scaled": attended(causal, 1.0),
         "not_rescaled": _not_rescaled(queries, k, v, mine, hops, scale),
-        "not_rescaled_": _not_rescaled(queries, k, v, mine, [c for hop in hops for c in hop.chunk(2)], scale),
-        "not_rescaled_2": _not_rescaled(queries, k, v, mine, hops, scale, "values"),
-        "not_rescaled_22": _not_rescaled(queries, k, v, mine, [c for hop in hops for c in hop.chunk(2)], scale, "values"),
+        "not_rescaled chunks": _not_rescaled(queries, k, v, mine, chunks, scale),
+        "not_rescaled values": _not_rescaled(queries, k, v, mine, hops, scale, "values"),
+        "not_rescaled chunks values": _not_rescaled(queries, k, v, mine, chunks, scale, "values"),
         "softmaxes_mixed": _mixed(queries, k, v, mine, hops, scale, n),
-        "softmaxes_mixed_": _mixed(queries, k, v, mine, hops, scale, 1),
+        "softmaxes_mixed added": _mixed(queries, k, v, mine, hops, scale, 1),
     }
 
 
-def _not_rescaled(
-    queries: Any, k: Any, v: Any, mine: Any, hops: list[Any], scale: float, what: str = "both"
-) -> Any:
+def _not_rescaled(queries: Any, k: Any, v: Any, mine: Any, hops: list[Any], scale: float, what: str = "both") -> Any:
     """Online softmax whose sums stay as they are when the maximum rises. what: "values" alone, or "both" sums."""
     import torch
 
@@ -159,8 +164,8 @@ def _mixed(queries: Any, k: Any, v: Any, mine: Any, hops: list[Any], scale: floa
 
 
 _SENTENCES = {
-    "local_positions": "the mask is made of places within the rank: rank i has chunks i and 2n-1-i of the sequence, and the "
-    "keys that came those of their source.",
+    "local_positions": "the mask is made of places within ranks: rank i has chunks i and 2n-1-i of the sequence, and "
+    "keys that came have the positions of their source.",
     "no_mask": "queries see keys that come after them: the causal mask is missing.",
     "others_unmasked": "other ranks' keys are not masked, though some come after the query.",
     "own_only": "queries see the rank's own keys alone: the others' come round the ring.",
@@ -168,6 +173,6 @@ _SENTENCES = {
     "not_scaled": "scores are not divided by the square root of head_dim.",
     "not_rescaled": "when the maximum rises, what was summed so far must be multiplied by exp(old - new).",
     "softmaxes_mixed": "softmaxes of single blocks are added up: keep maximum and sum, and divide once at the end.",
-    "kv_not_returned": "k and v get the gradient of the rank's own queries alone: others' parts travel with them, and home.",
+    "kv_not_returned": "k and v get the gradient of the rank's own queries alone: others' parts travel with them home.",
     "kv_not_home": "gradients of k and v stay where the ring left them: one more hop brings them home.",
 }

@@ -91,7 +91,7 @@ def kept_share(observed: Observed, due: int, whole: int, tried: str) -> Verdict 
     for rank, record in enumerate(observed.records):
         kept = kept_bytes(record)
         if kept > due + SPARE_BYTES:
-            sentence = f"rank {rank} keeps more than its part: a slice is a view and holds the whole weight, so clone() it"
+            sentence = f"rank {rank} keeps more than its part: a slice is a view and holds the whole weight: clone() it"
             if kept < whole:
                 sentence += " (or what else is kept?)"
             return wrong("evidence", "whole_kept", f"{sentence}.", tried, f"{kept} bytes", f"{due} bytes")

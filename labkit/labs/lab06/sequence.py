@@ -1,9 +1,9 @@
 """Judge of exercise 6.5, `SequenceParallelMLP`: between regions a rank has s/t positions, and norms work on those.
 
-f becomes an all_gather forward and a reduce_scatter backward, g the reverse (Korthikanti et al., arXiv:2205.05198, section
-4.2.2): the bytes are those of the all_reduces. What is gathered is kept for backward (keep=True), or only the rank's own
-part, which backward gathers again: more bytes, and sbh/t where sbh was. The norm's weight is whole on every rank, and has
-a part of its gradient on each. Left out: attention, and overlap of gathering with products.
+f becomes an all_gather forward and a reduce_scatter backward, g the reverse (Korthikanti et al., arXiv:2205.05198,
+section 4.2.2): the bytes are those of the all_reduces. What is gathered is kept for backward (keep=True), or only the
+rank's own part, which backward gathers again: more bytes, and sbh/t where sbh was. The norm's weight is whole on every
+rank, and has a part of its gradient on each. Left out: attention, and overlap of gathering with products.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ from labkit.labs.lab06.told import Due, Mistake
 NAME = "SequenceParallelMLP"
 HIDDEN, FFN = 48, 96
 _NAMES = {"norm_weight": 0, "gate": 0, "up": 0, "down": 1}
+_SENTENCES = {
+    "no_reduce": "a rank's own part of the sum comes out: reduce_scatter adds up the others'.",
+    "averaged": "parts of a sum are averaged: they add up.",
+    "no_reduce_backward": "x's gradient is that of the rank's own weights: backward reduce_scatters it.",
+    "gradient_summed": "gradients come t times: reduce_scatter sums them once, and nothing else does.",
+    "norm_not_summed": "each rank's positions give a part of the norm weight's gradient: sum it over the group (by f).",
+    "norm_mean": "the norm weight's gradient is averaged: its parts add up.",
+    "wrong_group": "the norm weight's gradient is summed over the world: give all_reduce group=group.",
+    "norm_summed_again": "the norm weight's gradient is summed twice over.",
+}
 
 
 def judge(cls: Callable, seed: int) -> Verdict:
@@ -36,14 +46,15 @@ def judge(cls: Callable, seed: int) -> Verdict:
     drawn = rng.getrandbits(48)  # both variants get the same
     kept, again = (_case(random.Random(drawn), 4, 4, keep) for keep in (True, False))
     cases = [kept, again, _case(rng, 4, 2, True)]
-    found, observed = modules.judged(cls, TASK, cases)
+    found, observed = modules.judged(cls, task(), cases)
     found = found or _held(again, observed[0], observed[1])
     if found is not None:
         return found
     sent = [sum(e.sent_bytes for e in _large(case, each)) for case, each in zip(cases, observed, strict=False)]
     held = [_held_bytes(each) for each in observed[:2]]
     return right(
-        f"kept, a rank sends {sent[0]:,} bytes and holds {held[0]:,} after forward; gathered again, {sent[1]:,} and {held[1]:,}"
+        f"kept, a rank sends {sent[0]:,} bytes and holds {held[0]:,} after forward; gathered again, {sent[1]:,} and "
+        f"{held[1]:,}"
     )
 
 
@@ -51,7 +62,8 @@ def _case(rng: random.Random, world: int, t: int, keep: bool) -> Case:
     import torch
 
     sizes = (("hidden", HIDDEN), ("heads", 4), ("kv_heads", 4), ("ffn", FFN))
-    shapes = (("norm_weight", (HIDDEN,)), ("gate", (FFN // t, HIDDEN)), ("up", (FFN // t, HIDDEN)), ("down", (HIDDEN, FFN // t)))
+    rows, columns = (FFN // t, HIDDEN), (HIDDEN, FFN // t)
+    shapes = (("norm_weight", (HIDDEN,)), ("gate", rows), ("up", rows), ("down", columns))
     plan = Plan("sequence", sizes, rng.getrandbits(31), world, t, shapes, options=(("keep", keep),))
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
     batch, length = 2, t * rng.randint(20, 24)  # so that activations outweigh a copy of the weights
@@ -66,8 +78,8 @@ def _case(rng: random.Random, world: int, t: int, keep: bool) -> Case:
 def _whole(case: Case) -> tuple[dict[str, Any], Any]:
     """(the serial weights by the answer's names, norm's eps)."""
     norm, mlp = wholes.build(case.plan.kind, case.plan.sizes, case.plan.seed)
-    linear = {"gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
-    return {"norm_weight": norm.weight.detach()} | {name: each.weight.detach() for name, each in linear.items()}, norm.eps
+    found = {"norm_weight": norm, "gate": mlp.gate_proj, "up": mlp.up_proj, "down": mlp.down_proj}
+    return {name: each.weight.detach() for name, each in found.items()}, norm.eps
 
 
 def _cut(case: Case, whole: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -82,9 +94,8 @@ def _weights(case: Case) -> Due:
     whole, _ = _whole(case)
     cut = [_cut(case, whole, rank) for rank in range(case.plan.world)]
     first = "every rank has the first block: rank r has the r-th of t."
-    known = {
-        name: [Mistake("first_shard", first, [cut[0][name]] * case.plan.world)] for name in _NAMES if name != "norm_weight"
-    }
+    cuts = [name for name in _NAMES if name != "norm_weight"]
+    known = {name: [Mistake("first_shard", first, [cut[0][name]] * case.plan.world)] for name in cuts}
     values = {name: [each[name] for each in cut] for name in _NAMES}
     return Due(values, known, explain=lambda name, got: told.foreign(got, whole[name]))
 
@@ -140,7 +151,8 @@ def _calls(case: Case, number: int) -> Due:
             alone[name].append(wholes.block(own[rank % t][name], rank % t, t, 1))
     for name in ("gate", "up", "down", "norm_weight"):
         key = f"gradient of {name}"
-        values[key] = [_cut(case, {n: group[r // t][2][f"gradient of {n}"] for n in _NAMES}, r)[name] for r in range(world)]
+        whole_grads = [{n: each[2][f"gradient of {n}"] for n in _NAMES} for each in group]
+        values[key] = [_cut(case, whole_grads[rank // t], rank)[name] for rank in range(world)]
     parts = _norm_parts(case, group, eps)
     return Due(values, _mistakes(values, alone, parts, t, world))
 
@@ -156,36 +168,36 @@ def _norm_parts(case: Case, group: list, eps: float) -> list[Any]:
 
 
 def _mistakes(values: dict, alone: dict, parts: list, t: int, world: int) -> dict[str, list[Mistake]]:
-    norm = "each rank has the part of the norm weight's gradient that its positions give: sum it over the group (f does)."
-    again = "gradients come t times: reduce_scatter sums them once, and nothing else does."
+    sums, of_x = in_groups(parts, t), values["input gradient"]
     known = {
-        "output": [
-            Mistake("no_reduce", "a rank's own part of the sum comes out: reduce_scatter adds up the others'.", alone["output"]),
-            Mistake("averaged", "parts of a sum are averaged: they add up.", [each / t for each in values["output"]]),
-        ],
-        "input gradient": [
-            Mistake("no_reduce_backward", "x's gradient is that of the rank's own weights: backward reduce_scatters it.", alone["input gradient"]),
-            Mistake("gradient_summed", again, [t * each for each in values["input gradient"]]),
-            Mistake("averaged", "x's gradient is averaged over ranks: its parts add up.", [each / t for each in values["input gradient"]]),
-        ],
-        "gradient of norm_weight": [
-            Mistake("norm_not_summed", norm, parts),
-            Mistake("norm_mean", "the norm weight's gradient is averaged: its parts add up.", [each / t for each in in_groups(parts, t)]),
-            Mistake("wrong_group", "the norm weight's gradient is summed over the world: give all_reduce group=group.", in_groups(parts, world)),
-            Mistake("norm_summed_again", "the norm weight's gradient is summed twice over.", [t * each for each in in_groups(parts, t)]),
-        ],
+        "output": told.known(
+            _SENTENCES, ("no_reduce", alone["output"]), ("averaged", [each / t for each in values["output"]])
+        ),
+        "input gradient": told.known(
+            _SENTENCES,
+            ("no_reduce_backward", alone["input gradient"]),
+            ("gradient_summed", [t * each for each in of_x]),
+            ("averaged", [each / t for each in of_x]),
+        ),
+        "gradient of norm_weight": told.known(
+            _SENTENCES,
+            ("norm_not_summed", parts),
+            ("norm_mean", [each / t for each in sums]),
+            ("wrong_group", in_groups(parts, world)),
+            ("norm_summed_again", [t * each for each in sums]),
+        ),
     }
     for name in ("gate", "up", "down"):
         key = f"gradient of {name}"
-        known[key] = [Mistake("gradient_summed", again, [t * each for each in values[key]])]
+        known[key] = told.known(_SENTENCES, ("gradient_summed", [t * each for each in values[key]]))
     return known
 
 
 def _communication(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:
-    """The large ones are all_gather and reduce_scatter forward, and backward with one all_gather more where not kept."""
+    """The large ones: all_gather and reduce_scatter forward, and backward, with one all_gather more where not kept."""
     x, t = case.asks[number][0][0][0], case.plan.t
     size, keep = x.nbytes * t, dict(case.plan.options)["keep"]
-    wanted = f"forward all_gather, reduce_scatter; backward {1 if keep else 2} all_gather, reduce_scatter; each of {size} bytes"
+    wanted = f"forward all_gather, reduce_scatter; backward {2 - keep} all_gather, reduce_scatter; of {size} bytes each"
     large = [[e for e in events if e.num_bytes > 8 * HIDDEN] for events in (forward, backward)]
     for events, where in zip(large, ("forward", "backward"), strict=True):
         if any(e.op == "all_reduce" for e in events):
@@ -201,9 +213,9 @@ def _communication(case: Case, number: int, forward: list, backward: list) -> tu
     if counts[0] > 1:
         return "gathered_twice", f"{counts[0]} all_gathers in forward: gate and up use the same tensor.", wanted
     if not keep and counts[1] < 2:
-        return "not_gathered_again", "keep=False: the gathered tensor is let go of, and gathered again in backward.", wanted
+        return "not_gathered_again", "keep=False: the gathered tensor goes, and is gathered again in backward.", wanted
     if [*counts, *sums] != [1, 1 + (not keep), 1, 1]:
-        return "other_calls", "all_gather where positions come together, reduce_scatter where a sum goes apart.", wanted
+        return "other_calls", "all_gather where positions come together, reduce_scatter where a sum parts.", wanted
     if sum(len(events) for events in (forward, backward)) > sum(map(len, large)) + 2:
         return "too_many_calls", "more small calls than the norm weight's gradient needs, which is one.", wanted
     return None
@@ -227,7 +239,7 @@ def _held(again: Case, kept: Observed, gathered: Observed) -> Verdict | None:
     for rank in range(again.plan.world):
         own, other = _held_bytes(kept, rank), _held_bytes(gathered, rank)
         if own - other < less / 2:  # a copy of gate and up, put together, is allowed
-            sentence = f"keep=False holds on rank {rank} what keep=True holds: save the rank's own part for backward alone."
+            sentence = f"keep=False holds on rank {rank} what keep=True holds: save the rank's own part alone."
             got = f"{own} bytes kept, {other} gathered again"
             return wrong("evidence", "kept_all_the_same", sentence, again.tried, got, f"{less} bytes less")
     return None
@@ -242,4 +254,6 @@ def _kept(case: Case) -> tuple[int, int]:
     return 4 * (HIDDEN + 3 * HIDDEN * FFN // case.plan.t), 4 * (HIDDEN + 3 * HIDDEN * FFN)
 
 
-TASK = Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept)
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept)

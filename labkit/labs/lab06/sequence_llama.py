@@ -1,8 +1,8 @@
 """lab 06's Llama with its positions shared out: in sequence parallel (6.5) and with ring attention (6.6).
 
 Between regions a rank of `SequenceLlama` has s/t positions; attention gathers them by DTensor (keep=False: again in
-backward, with the products that follow, by torch's checkpoint), the MLP is the learner's.
-A rank of `RingLlama` has two chunks of the sequence and whole weights. Left out: embeddings and heads cut by vocabulary.
+backward, with the products that follow, by torch's checkpoint), the MLP is the learner's. A rank of `RingLlama` has two
+chunks of the sequence and whole weights. Left out: embeddings and heads cut by vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SequenceLayer(nn.Module):
 
 
 def attended(q: Any, k: Any, v: Any, cos: Any, sin: Any, head_dim: int, fn: Any = None) -> Any:
-    """(b, s, heads * head_dim) of q, k, v with their heads side by side. fn: (q, k, v) -> output; torch's causal one."""
+    """(b, s, heads * head_dim) of q, k, v with their heads side by side. fn: (q, k, v) -> output; default: torch's."""
     b, s, _ = q.shape
     q, k, v = (each.view(b, s, -1, head_dim).transpose(1, 2) for each in (q, k, v))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)

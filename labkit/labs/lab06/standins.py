@@ -1,7 +1,7 @@
 """What stands in for exercises of lab 06 that are still stubs, under their own names: torch's DTensor does the work.
 
-A DTensor knows how a tensor lies on the ranks (Shard, Replicate, Partial), and issues the collective that a change takes.
-Left out: solutions.
+A DTensor knows how a tensor lies on the ranks (Shard, Replicate, Partial), and issues the collective that a change
+takes. Left out: solutions.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, group: Any) -> Any:
 
 
 def gather(x: Any, group: Any) -> Any:
-    """Positions of all ranks (b, s, h) from the rank's own (b, s/t, h); the gradient comes Partial, and is made Shard(1)."""
+    """Positions of all ranks (b, s, h) from the rank's own (b, s/t, h); the gradient is Partial, then Shard(1)."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     return moved(x.contiguous(), group, Shard(1), Replicate(), Partial())
@@ -208,7 +208,7 @@ class SequenceParallelMLP(nn.Module):
 
 
 def ring_attention(q: Any, k: Any, v: Any, group: Any) -> Any:
-    """torch's attention on keys and values that are gathered, not sent round: right, and every rank holds all of them."""
+    """torch's attention on gathered keys and values, not sent round: right, and every rank holds all of them."""
     import labkit.labs.lab06.ring_told as ring_told
 
     n, rank = dist.get_world_size(group), dist.get_rank(group)

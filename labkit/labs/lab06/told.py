@@ -40,6 +40,11 @@ class Due:
     explain: Callable[[str, list], tuple[str, str] | None] = lambda name, values: None
 
 
+def known(sentences: dict[str, str], *pairs: tuple[str, Sequence[Any]]) -> list[Mistake]:
+    """Mistakes of (cause, values by rank), with what each cause is told."""
+    return [Mistake(cause, sentences[cause], values) for cause, values in pairs]
+
+
 def close(got: Any, due: Any, rtol: float = RTOL) -> bool:
     """Whether a tensor is another to rounding."""
     if got is None or got.shape != due.shape or got.dtype != due.dtype or not got.isfinite().all():
@@ -47,8 +52,10 @@ def close(got: Any, due: Any, rtol: float = RTOL) -> bool:
     return not got.numel() or float((got - due).abs().max()) <= rtol * max(float(due.abs().max()), 1e-30)
 
 
-def values(got: Sequence[dict[str, Any]], due: Due, tried: str, shape: tuple[str, str] | None = None) -> Verdict | None:
-    """The first name whose value is wrong on some rank, with its cause. shape: told where an output's shape is wrong."""
+def values(
+    got: Sequence[dict[str, Any]], due: Due, tried: str, shape: tuple[str, str] | None = None
+) -> Verdict | None:
+    """The first name whose value is wrong on some rank, with its cause. shape: told of an output's wrong shape."""
     for name, every in due.values.items():
         mine = [each.get(name) for each in got]
         found = _kinds(name, mine, every, due, tried, shape) or _one(name, mine, every, due, tried)
@@ -62,12 +69,13 @@ def _kinds(
 ) -> Verdict | None:
     for rank, (got, wanted) in enumerate(zip(mine, every, strict=True)):
         if got is None:
-            cause, sentence = due.none.get(name, ("no_gradient", f"rank {rank} has no {name}: backward did not reach it."))
+            vague = "no_gradient", f"rank {rank} has no {name}: backward did not reach it."
+            cause, sentence = due.none.get(name, vague)
             return wrong("values", cause, sentence.format(rank=rank), tried, f"rank {rank}: None", kind(wanted))
         if kind(got) != kind(wanted):
-            for known in due.mistakes.get(name, ()):  # some mistakes are known by their shape
-                if all(kind(a) == kind(b) and close(a, b) for a, b in zip(mine, known.values, strict=True)):
-                    return wrong("shape", known.cause, known.sentence, tried, f"rank {rank}: {kind(got)}", kind(wanted))
+            for each in due.mistakes.get(name, ()):  # some mistakes are known by their shape
+                if all(kind(a) == kind(b) and close(a, b) for a, b in zip(mine, each.values, strict=True)):
+                    return wrong("shape", each.cause, each.sentence, tried, f"rank {rank}: {kind(got)}", kind(wanted))
             cause, sentence = shape or ("wrong_shape", f"rank {rank}'s {name} has another shape or type than is due.")
             return wrong("shape", cause, sentence, tried, f"rank {rank}: {kind(got)}", kind(wanted))
     return None
@@ -78,10 +86,11 @@ def _one(name: str, mine: list, every: Sequence[Any], due: Due, tried: str) -> V
     if not off:
         return None
     rank = off[0]
-    cause, sentence = "wrong_" + name.replace("input ", "").split()[0].replace(".", "_"), f"rank {rank}'s {name} is wrong."
-    for known in due.mistakes.get(name, ()):
-        if all(close(got, value) for got, value in zip(mine, known.values, strict=True)):
-            cause, sentence = known.cause, known.sentence
+    word = name.replace("input ", "").split()[0].replace(".", "_")
+    cause, sentence = f"wrong_{word}", f"rank {rank}'s {name} is wrong."
+    for each in due.mistakes.get(name, ()):
+        if all(close(got, value) for got, value in zip(mine, each.values, strict=True)):
+            cause, sentence = each.cause, each.sentence
             break
     else:
         finite = all(each.isfinite().all() for each in mine)
@@ -108,7 +117,7 @@ def foreign(got: list, whole: Any) -> tuple[str, str]:
 
     known = whole.flatten()
     if all(bool(torch.isin(each, known).all()) for each in got):
-        return "other_block", "these are numbers of the serial weight, but not the rank's block: rank r has the r-th of t."
+        return "other_block", "these are numbers of the serial weight, but not the rank's: rank r has block r of t."
     if len(got) > 1 and all(close(each, got[0]) for each in got):
         return "same_seed", "every rank drew the same numbers of its own: copy the rank's block of the serial weight."
-    return "own_init", "the weights are newly drawn: copy the rank's block of the serial weight, so that all fit together."
+    return "own_init", "the weights are newly drawn: copy the rank's block of the serial weight."

@@ -21,7 +21,7 @@ def torchs(tp: int = 2, with_input: bool = True, steps: int = 10) -> Trained:
     """
     training.checked(tp, steps, "tp")
     if tp > training.SIZES["kv_heads"]:
-        raise ValueError(f"parallelize_module has no way to share a KV head: tp is at most 2 here, not {tp}; tp=2 would do")
+        raise ValueError(f"parallelize_module cannot share a KV head: tp is at most 2 here, not {tp}; tp=2 would do")
     return training.launched(_in_rank, tp, steps, with_input)
 
 

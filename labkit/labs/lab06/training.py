@@ -1,4 +1,5 @@
-"""Ten steps on real text, serial and in parallel: losses, weights and input gradients to compare, and the last step's record.
+"""Ten steps on real text, serial and in parallel: losses, weights and input gradients to compare, and the last step's
+record.
 
 The model is a Llama small enough for a notebook, its parts the learner's or their stand-ins. Left out: what a part must
 be (each exercise's module), and the models themselves (`parallel_llama`, `sequence_llama`).
@@ -54,7 +55,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Call:
-    """One collective or message of rank 0 in the last step. phase: "forward" or "backward". module: where it was made."""
+    """A collective or message of rank 0 in the last step. phase: "forward" or "backward". module: where it was made."""
 
     phase: str
     op: str
@@ -65,9 +66,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Trained:
-    """losses: by step. weights: whole, after the last step, by the serial model's names. input_gradients: by step, of the
-    embedding's output (b, s, h). records: of the last step, by rank; () of a serial run. held_bytes: by rank, what lived
-    at the end of the last forward beyond its beginning: activations that backward needs.
+    """losses: by step. weights: whole, after the last step, by the serial model's names. input_gradients: by step, of
+    the embedding's output (b, s, h). records: of the last step, by rank; () of a serial run. held_bytes: by rank, what
+    lived at the end of the last forward beyond its beginning: activations that backward needs.
     """
 
     losses: tuple[float, ...]
@@ -259,7 +260,8 @@ def _ring_in_rank(steps: int, fn: Any) -> tuple:
 def steps_of(model: Any, forward: Callable[[Any, Any], tuple[Any, Any]], steps: int, finish: Any = None) -> tuple:
     """Runs in a rank: (losses, weights, input gradients, the last step's record, bytes held after its forward).
 
-    forward: (tokens, targets) -> (loss, a tensor whose gradient is asked for). finish: after backward, before the update.
+    forward: (tokens, targets) -> (loss, a tensor whose gradient is asked for). finish: after backward, before the
+    update.
     """
     from labkit.labs.lab04.training import held_at
     from labkit.record.trace import Trace

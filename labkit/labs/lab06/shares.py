@@ -44,7 +44,8 @@ class Share:
 
 
 def share(hidden: int, tokens: int, tp: int, link: str | Link, device: str = "H100", dtype: str = "bf16") -> Share:
-    """A Llama layer's step by formula: products cut by tp, elementwise work cut and whole, 4 all_reduces of tokens * hidden.
+    """A Llama layer's step by formula: products cut by tp, elementwise work cut and whole, 4 all_reduces of tokens *
+    hidden.
 
     A layer is LAYER, scaled to this hidden size: 6 FLOPs per weight and token in forward and backward. Bytes of eager,
     unfused elementwise work are those of LAYER's record (CUT_BYTES, WHOLE_BYTES). tokens: batch times sequence. Raises
@@ -62,11 +63,14 @@ def share(hidden: int, tokens: int, tp: int, link: str | Link, device: str = "H1
     return Share(products_s + moved_s, ALL_REDUCES * comm.group_time_s("all_reduce", 2 * tokens * hidden, group))
 
 
-def shares(degrees: Sequence[int] = DEGREES, wires: Sequence[str] = WIRES, device: str = "H100") -> dict[str, list[float]]:
-    """Per wire, by degree: the share of a layer's forward and backward that a replay of its record spends communicating.
+def shares(
+    degrees: Sequence[int] = DEGREES, wires: Sequence[str] = WIRES, device: str = "H100"
+) -> dict[str, list[float]]:
+    """Per wire, by degree: the share of a layer's forward and backward that a replay of its record spends
+    communicating.
 
-    Raises ValueError for a degree that does not divide the layer's heads, and for names that are not known; RuntimeError
-    where a process group exists.
+    Raises ValueError for a degree that does not divide the layer's heads, and for names that are not known;
+    RuntimeError where a process group exists.
     """
     found: dict[str, list[float]] = {wire: [] for wire in wires}
     for degree in degrees:
