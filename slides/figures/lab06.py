@@ -113,7 +113,7 @@ def same_seed() -> Drawn:
 def one_node() -> Drawn:
     """One layer on eight A100s in one node, replayed."""
     played = _played("one node")
-    ax = plot.timeline(_lanes("one node"), "rank 0 of 8 A100 with NVLink, hidden 1024", parts.wide(10, 2.0))
+    ax = plot.timeline(_lanes("one node"), "rank 0 of 8 A100 with NVLink, hidden 1024", parts.wide(10, 2.4))
     return drawn(ax, share=f"{played.exposed_s(0) / played.time_s:.0%}")
 
 
