@@ -55,7 +55,7 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 
 # %% [markdown]
 # ## 2 · Column, then row
-# An MLP: `down(silu(gate(x)) * up(x))`. All by columns: its middle, 3.5 times as wide as x, is gathered, and the result. With `down` by rows: one all_reduce.
+# An MLP: `down(silu(gate(x)) * up(x))`. Cut all by columns: the middle, 3.5 times as wide as x, is gathered, then the result. Cut `down` by rows: one all_reduce.
 #
 # **Question.** How many times as many bytes does the first way send?
 
@@ -263,7 +263,7 @@ Markdown(f"**{held[16]:g} times with 16 ranks, {held[32]:g} with 32: up to 8 ran
 #
 # **Exercise 6.3: attention by heads** (15 min, core)
 #
-# `ParallelAttention(attention, group, kv_group=None)`, in place of labkit's `Attention`. Parameters `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`: this rank's heads. With K kv heads for t > K ranks, rank r has head r·K//t, and `kv_group` holds those that share it: gradients of k and v are summed there. x passes f once.
+# `ParallelAttention(attention, group, kv_group=None)`, in place of labkit's `Attention`. Parameters `q_proj.weight`, `k_proj.weight`, `v_proj.weight`, `o_proj.weight`: this rank's heads. With K kv heads for t > K ranks, rank r has head r·K//t, and `kv_group` (None where none share) holds those that share it: gradients of k and v are summed there. x passes f once.
 #
 # <details><summary>Hint 1: a question</summary>
 # In <code>Attention.forward</code>, which line depends on how many heads there are?
@@ -693,7 +693,7 @@ for keys in ({"enabled": True, "tp_size": 2}, {"tp": {"tp_size": 2}}, {"autotp_s
         print(keys, "is refused:", " ".join(str(error).split()[:5]))
 
 # %% [markdown]
-# AutoTP sums x's gradient once per matrix, too. Of the three settings a widely read guide has the first; the second is taken, and does *nothing*. Use the third:
+# AutoTP sums x's gradient once per matrix, too. Of the three settings a widely read guide has the first; the second is taken, and does *nothing*. Use the third, and leave out `train_batch_size`: DeepSpeed counts all ranks as data parallel.
 #
 # ```
 # {"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
