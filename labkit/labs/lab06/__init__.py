@@ -5,7 +5,7 @@ Each exercise's judge stands in a module of its own. Left out: solutions.
 
 from labkit.check.exercise import Exercise
 from labkit.labs.lab06 import attention, conjugate, embedding, entropy, linear, ring, sequence
-from labkit.labs.lab06.experiments import autotp, parallelize, wires
+from labkit.labs.lab06.experiments import autotp, dropout_seeds, parallelize, wires
 from labkit.labs.lab06.training import Parts, differences, serial, train, train_ring, train_sequence
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -25,6 +25,7 @@ __all__ = [
     "Parts",
     "autotp",
     "differences",
+    "dropout_seeds",
     "parallelize",
     "serial",
     "train",

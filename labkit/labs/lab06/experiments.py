@@ -1,4 +1,4 @@
-"""Lab 06's experiments for a terminal: torch's `parallelize_module`, DeepSpeed's AutoTP, shares by wire.
+"""Lab 06's experiments for a terminal: torch's `parallelize_module`, DeepSpeed's AutoTP, dropout, shares by wire.
 
 Left out: what the learner writes; these are torch's and DeepSpeed's own.
 """
@@ -32,6 +32,21 @@ def autotp(tp: int = 2) -> None:
     import labkit.labs.lab06.engines as engines
 
     print(engines.told(engines.autotp(tp)))
+
+
+def dropout_seeds(tp: int = 2) -> None:
+    """Drop out inside and after a parallel region with every choice of seeds; print how alike masks and outputs are.
+
+    Raises ValueError for a tp that does not divide the region, RankFailed.
+    """
+    import labkit.labs.lab06.dropout as dropout
+
+    rows = []
+    for inside, outside in ((True, False), (False, False), (True, True), (False, True)):
+        found = dropout.masks(inside, outside, tp)
+        seeds = ("own" if inside else "one for all", "own" if outside else "one for all")
+        rows.append((*seeds, f"{found.alike:.1%}", f"{found.apart:.2f}"))
+    print(table(("seed inside", "seed outside", "masks alike inside", "ranks' outputs apart"), rows))
 
 
 def wires() -> None:

@@ -16,20 +16,18 @@ from torch import nn
 from labkit.model import llama
 
 
-def mesh_of(group: Any) -> Any:
-    """A DeviceMesh over a group's ranks."""
+def mesh_of(group: Any, like: Any) -> Any:
+    """A DeviceMesh over a group's ranks (None: all), for tensors on the device of `like`."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    from labkit.ranks.rank import device
-
-    return DeviceMesh.from_group(group if group is not None else dist.group.WORLD, device().type)
+    return DeviceMesh.from_group(group if group is not None else dist.group.WORLD, like.device.type)
 
 
 def moved(x: Any, group: Any, source: Any, target: Any, gradient: Any) -> Any:
     """x, which lies as `source` says, made to lie as `target` says; its gradient arrives as `gradient` says."""
     from torch.distributed.tensor import DTensor
 
-    mesh = mesh_of(group)
+    mesh = mesh_of(group, x)
     whole = DTensor.from_local(x, mesh, [source], run_check=False)
     if source != target:
         whole = whole.redistribute(mesh, [target])
@@ -40,7 +38,7 @@ def cut(weight: Any, group: Any, dim: int) -> nn.Parameter:
     """The rank's block of a weight along a dim."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    whole = distribute_tensor(weight.detach(), mesh_of(group), [Shard(dim)], src_data_rank=None)
+    whole = distribute_tensor(weight.detach(), mesh_of(group, weight), [Shard(dim)], src_data_rank=None)
     return nn.Parameter(whole.to_local().clone())
 
 
@@ -136,7 +134,7 @@ class VocabParallelEmbedding(nn.Module):
         """(b, s) to (b, s, h)."""
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
-        mesh = mesh_of(self.group)
+        mesh = mesh_of(self.group, tokens)
         table = DTensor.from_local(self.weight, mesh, [Shard(0)], run_check=False)
         everywhere = DTensor.from_local(tokens, mesh, [Replicate()], run_check=False)
         return F.embedding(everywhere, table).redistribute(mesh, [Replicate()]).to_local()
@@ -150,7 +148,7 @@ class _ParallelLoss(torch.autograd.Function):
         from torch.distributed.tensor import DTensor, Replicate, Shard
         from torch.distributed.tensor.parallel import loss_parallel
 
-        mesh, own = mesh_of(group), logits.detach().flatten(0, 1).requires_grad_()
+        mesh, own = mesh_of(group, logits), logits.detach().flatten(0, 1).requires_grad_()
         with torch.enable_grad(), loss_parallel():
             whole = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
             due = DTensor.from_local(targets.flatten(), mesh, [Replicate()], run_check=False)

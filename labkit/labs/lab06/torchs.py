@@ -48,7 +48,7 @@ def _in_rank(steps: int, with_input: bool) -> tuple:
 
     model = training.whole_model()
     for layer in model.layers:
-        parallelize_module(layer, standins.mesh_of(None), _plan(with_input))
+        parallelize_module(layer, standins.mesh_of(None, model.norm.weight), _plan(with_input))
     kept: list[Any] = []
     model.embed_tokens.register_forward_hook(lambda module, given, out: kept.append(out))
 
