@@ -149,3 +149,15 @@ def test_small_layers_spend_more_of_their_step_communicating():
 def test_what_cannot_be_shared_is_one_clear_error(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_whatever_of_lab_06_is_loaded_passes_for_what_is_installed():
+    import importlib
+    import pkgutil
+
+    from labkit.check import pristine
+    from labkit.labs import lab06
+
+    for found in pkgutil.iter_modules(lab06.__path__):
+        importlib.import_module(f"labkit.labs.lab06.{found.name}")
+    assert pristine.first_patched() == ""

@@ -6,6 +6,8 @@ What is judged, and in which order, stands in `labkit.labs.lab06.conjugate`. An 
 import torch
 import torch.distributed as dist
 
+from labkit.labs.lab06 import standins
+
 
 def _summed(x, group, op=dist.ReduceOp.SUM):
     x = x.contiguous().clone()
@@ -264,5 +266,5 @@ def _patch_judge():
 
 session_f.notebook = session_g.notebook = _patch_judge
 
-F_CHEATS = [(patches_f, "patched"), (hard_coded, "wrong_output"), (session_f, "patched")]
-G_CHEATS = [(patches_g, "patched"), (hard_coded, "wrong_output"), (session_g, "patched")]
+F_CHEATS = [(standins.f, "ready_made"), (patches_f, "patched"), (hard_coded, "wrong_output"), (session_f, "patched")]
+G_CHEATS = [(standins.g, "ready_made"), (patches_g, "patched"), (hard_coded, "wrong_output"), (session_g, "patched")]

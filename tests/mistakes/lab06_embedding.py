@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from lab06_conjugate import _function, _summed, plain_g
 from torch import nn
 
+from labkit.labs.lab06 import standins
+
 # Right
 
 
@@ -214,6 +216,7 @@ def _patch_judge():
 Session.notebook = _patch_judge
 
 CHEATS = [
+    (standins.VocabParallelEmbedding, "ready_made"),
     (GathersTheTable, "gathered"),
     (WholeTable, ("missing_call", "whole_kept")),
     (Patched, "patched"),

@@ -8,6 +8,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lab06_conjugate import _function, _same, _summed, plain_g
 
+from labkit.labs.lab06 import standins
+
 
 def _maximum(logits, group):
     top = logits.detach().amax(-1)
@@ -275,6 +277,7 @@ def _patch_judge():
 session.notebook = _patch_judge
 
 CHEATS = [
+    (standins.vocab_parallel_cross_entropy, "ready_made"),
     (full_logits_by_sum, "logits_gathered"),
     (full_size_here, "full_logits"),
     (patches, "patched"),

@@ -8,6 +8,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labkit.labs.lab06 import standins
+
 
 def _place(group):
     return dist.get_rank(group), dist.get_world_size(group)
@@ -468,12 +470,14 @@ def _patch_judge():
 SessionColumn.notebook = SessionRow.notebook = _patch_judge
 
 COLUMN_CHEATS = [
+    (standins.ColumnParallelLinear, "ready_made"),
     (SerialColumn, ("whole_kept", "whole_product")),
     (PatchedColumn, "patched"),
     (HardCodedColumn, "wrong_output"),
     (SessionColumn, "patched"),
 ]
 ROW_CHEATS = [
+    (standins.RowParallelLinear, "ready_made"),
     (SerialRow, "gathered"),
     (PatchedRow, "patched"),
     (HardCodedRow, "wrong_output"),

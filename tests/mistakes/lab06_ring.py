@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from labkit.labs.lab06 import standins
+
 
 def _place(group):
     return dist.get_rank(group), dist.get_world_size(group)
@@ -413,6 +415,7 @@ def _patch_judge():
 session.notebook = _patch_judge
 
 CHEATS = [
+    (standins.ring_attention, "ready_made"),
     (_of(Gathers), "collective"),
     (patches, "patched"),
     (hard_coded, "wrong_output"),

@@ -10,6 +10,8 @@ from lab06_conjugate import _function, _same, _summed, plain_f
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from labkit.labs.lab06 import standins
+
 
 def _gathered(x, group, dim=1):
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -288,6 +290,7 @@ def _patch_judge():
 Session.notebook = _patch_judge
 
 CHEATS = [
+    (standins.SequenceParallelMLP, "ready_made"),
     (GathersWeights, ("other_size", "other_calls", "gathered_twice")),
     (Patched, "patched"),
     (HardCoded, "wrong_output"),

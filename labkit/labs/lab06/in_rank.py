@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import labkit.labs.lab02.average_waits as waits
+import labkit.labs.lab06.ready_made as ready_made
 import labkit.labs.lab06.wholes as wholes
 from labkit.labs.lab00 import attempts
 from labkit.labs.lab00.attempts import Unusable
@@ -83,7 +84,7 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
         return found
     mark()
     whole = wholes.build(plan.kind, plan.sizes, plan.seed)
-    with waits.noted() as early:
+    with waits.noted() as early, ready_made.watched() as used:
         answer = cls(*whole, group, *extra, **dict(plan.options))
         del whole
         gc.collect()
@@ -101,7 +102,7 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
             if attempts.no_result(values):
                 return values
             seen.append(values)
-        return {"shapes": shapes, "weights": weights, "asks": seen, "early": early()}
+        return used() or {"shapes": shapes, "weights": weights, "asks": seen, "early": early()}
 
 
 def one_call(
@@ -160,7 +161,7 @@ def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple,
     def called(*inputs: Any) -> Any:
         return attempts.called(fn, names, *inputs, group)
 
-    with waits.noted() as early:
+    with waits.noted() as early, ready_made.watched() as used:
         for inputs, gradient in asks:
             if not isinstance(gradient, torch.Tensor):
                 gradient = torch.tensor(float(gradient)).expand(inputs[0].shape)
@@ -168,7 +169,8 @@ def function_calls(fn: Callable, names: str, t: int, asks: Sequence[tuple[tuple,
             if attempts.no_result(values):
                 return values
             seen.append(values)
-    return {"asks": seen, "early": early()}
+        found = used()
+    return found or {"asks": seen, "early": early()}
 
 
 def _function_call(fn: Callable, called: Callable, inputs: tuple, gradient: Any, trained: int) -> Any:

@@ -14,17 +14,19 @@ from torch import nn
 from labkit.model import llama
 
 
-class _Summed(torch.autograd.Function):
-    """all_reduce forward or backward, the identity the other way."""
+def _summed(x: Any, in_forward: bool) -> Any:
+    """all_reduce forward or backward, the identity the other way. The class is made here, as `standins` explains."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, forward: bool) -> Any:
-        ctx.backward_too = not forward
-        return _all_reduced(x) if forward else x.view_as(x)
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return _all_reduced(x) if in_forward else x.view_as(x)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple:
-        return (_all_reduced(gradient) if ctx.backward_too else gradient), None
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient if in_forward else _all_reduced(gradient)
+
+    return Summed.apply(x)
 
 
 def _all_reduced(x: Any) -> Any:
@@ -48,9 +50,9 @@ class PlainLayer(nn.Module):
 
     def forward(self, x: Any, cos: Any, sin: Any) -> Any:
         """Norm, attention and MLP, with residuals."""
-        inner = self.attention(_Summed.apply(self.norms[0](x), False), cos, sin)
-        x = x + _Summed.apply(inner, True)
-        return x + _Summed.apply(self.mlp(_Summed.apply(self.norms[1](x), False)), True)
+        inner = self.attention(_summed(self.norms[0](x), False), cos, sin)
+        x = x + _summed(inner, True)
+        return x + _summed(self.mlp(_summed(self.norms[1](x), False)), True)
 
 
 def _narrow(module: Any, name: str, degree: int) -> None:

@@ -140,31 +140,43 @@ class VocabParallelEmbedding(nn.Module):
         return F.embedding(everywhere, table).redistribute(mesh, [Replicate()]).to_local()
 
 
-class _ParallelLoss(torch.autograd.Function):
-    """torch's loss_parallel, which must be around backward too: so its gradient is taken at once."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Any, targets: Any, group: Any) -> Any:
-        from torch.distributed.tensor import DTensor, Replicate, Shard
-        from torch.distributed.tensor.parallel import loss_parallel
-
-        mesh, own = mesh_of(group, logits), logits.detach().flatten(0, 1).requires_grad_()
-        with torch.enable_grad(), loss_parallel():
-            whole = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
-            due = DTensor.from_local(targets.flatten(), mesh, [Replicate()], run_check=False)
-            loss = F.cross_entropy(whole, due)
-            (gradient,) = torch.autograd.grad(loss, own)
-        ctx.save_for_backward(gradient.view_as(logits))
-        return loss.detach().to_local()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple:
-        return gradient * ctx.saved_tensors[0], None, None
-
-
 def vocab_parallel_cross_entropy(logits: Any, targets: Any, group: Any) -> Any:
-    """The mean over tokens; logits (b, s, vocab / t)."""
-    return _ParallelLoss.apply(logits, targets, group)
+    """The mean over tokens; logits (b, s, vocab / t). By torch's loss_parallel."""
+    return _given(_loss_and_gradient, logits, targets, group)
+
+
+def _loss_and_gradient(logits: Any, targets: Any, group: Any) -> tuple[Any, Any]:
+    """loss_parallel must be around backward, too: so the gradient is taken at once."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh, own = mesh_of(group, logits), logits.detach().flatten(0, 1).requires_grad_()
+    with torch.enable_grad(), loss_parallel():
+        whole = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
+        due = DTensor.from_local(targets.flatten(), mesh, [Replicate()], run_check=False)
+        loss = F.cross_entropy(whole, due)
+        (gradient,) = torch.autograd.grad(loss, own)
+    return loss.detach().to_local(), gradient.view_as(logits)
+
+
+def _given(fn: Any, x: Any, *args: Any) -> Any:
+    """fn gives a value and x's gradient at once; here the value, whose backward is that gradient.
+
+    A class of torch's made while a module is loaded is another one each time, and would pass for patched: so here.
+    """
+
+    class Given(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            value, gradient = fn(x, *args)
+            ctx.save_for_backward(gradient)
+            return value
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Any) -> Any:
+            return upstream * ctx.saved_tensors[0]
+
+    return Given.apply(x)
 
 
 def gather(x: Any, group: Any) -> Any:

@@ -81,6 +81,9 @@ class Trained:
     def calls(self) -> tuple[Call, ...]:
         return calls_of(self.records[0]) if self.records else ()
 
+    def __str__(self) -> str:
+        return f"loss by step: {', '.join(f'{loss:.4f}' for loss in self.losses)}"
+
 
 def calls_of(record: RankRecord) -> tuple[Call, ...]:
     """Communications of a recorded step that has lab 06's three marks: begin, end of forward, end of backward."""
@@ -105,7 +108,7 @@ def whole_model() -> Any:
 
 
 def serial(steps: int = 10) -> Trained:
-    """Plain SGD on one device. Raises ValueError for steps that are not a whole number from 1 up."""
+    """Train lab 06's Llama by plain SGD on one device. ValueError for steps that are no whole number from 1 up."""
     from labkit.labs.lab02.models import one_thread
     from labkit.model.llama import loss_of
 
@@ -142,7 +145,7 @@ def descend(model: Any) -> None:
 
 
 def train(parts: Parts | None = None, tp: int = 2, steps: int = 10) -> Trained:
-    """The same in tensor parallel on `tp` ranks (2 or 4), from these parts.
+    """Train it in tensor parallel on `tp` ranks (2 or 4), from these parts.
 
     Raises ValueError for another tp, RankFailed as `launch`.
     """
@@ -164,7 +167,7 @@ def launched(fn: Callable, ranks: int, steps: int, *args: Any) -> Trained:
 
 
 def train_sequence(cls: Any = None, tp: int = 2, steps: int = 10, keep: bool = True) -> Trained:
-    """The same in sequence parallel on `tp` ranks (2 or 4), MLPs by the class of 6.5, attention by torch's DTensor.
+    """Train it in sequence parallel on `tp` ranks (2 or 4), MLPs by the class of 6.5, attention by torch's DTensor.
 
     cls: by default the stand-in. Raises as `train`.
     """
@@ -173,7 +176,7 @@ def train_sequence(cls: Any = None, tp: int = 2, steps: int = 10, keep: bool = T
 
 
 def train_ring(fn: Any = None, cp: int = 2, steps: int = 10) -> Trained:
-    """The same in context parallel on `cp` ranks (2 or 4), keys and values sent round by the function of 6.6.
+    """Train it in context parallel on `cp` ranks (2 or 4), keys and values sent round by the function of 6.6.
 
     fn: by default the stand-in, which gathers them. Raises as `train`.
     """
