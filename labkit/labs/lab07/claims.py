@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from labkit.cost import hardware, states
 from labkit.cost.named import named
-from labkit.cost.shapes import layer_parameters, parameters
+from labkit.cost.shapes import layer_parameters
 from labkit.labs.lab07.pictures import wire
 from labkit.schedule import theory
 
@@ -58,9 +58,6 @@ def _stage_3_as_well() -> Claim:
 
 
 def _one_after_another() -> Claim:
-    count = parameters(named("llama-3.1-8b"))
-    alone, m = theory.idle_share(STAGES, 1), 32
-    figure = f"one batch after the other, {STAGES} stages idle {alone:.0%} of the time, whatever the model "
-    figure += f"({count / 1e9:.0f} billion parameters or not); only {m} micro-batches at once make that "
-    figure += f"{theory.idle_share(STAGES, m):.0%}"
-    return Claim("stages on GPUs process the data one after the other", "half right", figure)
+    one, m = theory.idle_share(STAGES, 1), 32
+    figure = f"of one batch at a time, {STAGES} stages idle {one:.0%}; with {m} micro-batches on their way at once "
+    return Claim("stages process the data one after the other", "half right", figure + f"{theory.idle_share(STAGES, m):.0%}")
