@@ -1,4 +1,4 @@
-"""A schedule while it is being drawn: a grid of cells, a row a rank, a column a unit of time; what it amounts to so far.
+"""A schedule while it is drawn: a grid of cells, a row a rank, a column a unit of time; what it amounts to so far.
 
 A cell is empty or has a token such as "0F3"; a B takes two, the second of which says "-". Only the order within a row
 counts (`labkit.schedule.grid`). Left out: widgets (`editor`).

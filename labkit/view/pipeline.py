@@ -1,7 +1,8 @@
 """The pipeline explorer: schedule, ranks, microbatches, stages and times against idle time and what is kept in flight.
 
-Left, who computes what when, in virtual time; right, the most that each rank keeps. A unit of time is the work of one
-rank in one step, so that what lies beyond 1 is Megatron's overhead. A rank's further stages are paler. Left out: messages, which take no time here.
+Left, who computes what when, in virtual time, a rank's further stages paler; right, the most that each rank keeps. A
+unit of time is the work of one rank in one step, so that what lies beyond 1 is Megatron's overhead. Left out: messages,
+which take no time here.
 """
 
 from __future__ import annotations

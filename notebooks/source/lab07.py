@@ -274,12 +274,12 @@ ax = curves.bars([(name, [each / 1e3 for each in found]) for name, found in held
 plt.show()
 kept_guess.reveal(held["GPipe"][0] / held["1F1B"][0])
 played = pictures.on_link(turns)
-Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and with m = 64 it would be 16 times. The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
+Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and with m = 64 it would be 16 times (rank 3 keeps the loss's input besides). The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
 
 # %%
 trained = {"GPipe": engines.train(by_gpipe, 4, 8, steps=10), "1F1B": engines.train(by_1f1b, 4, 8, steps=10)}
 series = [("serial", range(1, 11), serial.losses, "line")]
-series += [(name, range(1, 11), each.losses, "points") for name, each in trained.items()]
+series += [(name, range(1, 11), trained[name].losses, style) for name, style in (("GPipe", "dashed"), ("1F1B", "points"))]
 ax = curves.lines(series, "step", "loss", f"a Llama on 4 stages {note_3 or note_2}", from_zero=False)
 plt.show()
 off = {name: max(abs(a - b) for a, b in zip(each.losses, serial.losses, strict=True)) for name, each in trained.items()}
@@ -290,7 +290,7 @@ Markdown(f"**Serial's losses to {max(off.values()):.0e}. Of {serial.kept[0]:,} p
 # ### A send that waits
 # Now every send waits until it is taken, as `dist.send` does. 1F1B on four ranks, messages alone.
 #
-# **Question.** After which of its actions (1, 2, ...) does rank 0 stop for ever? Its list: 0F0 0F1 0F2 0F3 0B0 0F4 ...
+# **Question.** Two neighbours will wait for each other for ever. Which ones? Give the first rank's number.
 
 # %%
 stuck_guess = labkit.predict("7.stuck", ...)
@@ -311,8 +311,8 @@ fault = validate(schedule, sends="blocking")
 print("predicted:", fault.sentence)
 outcome = labkit.run_ranks(blocking, 4, schedule, prints="quiet")
 print("really:   ", outcome.cause.sentence)
-stuck_guess.reveal(fault.position)
-Markdown(f"**Action {fault.position} of rank {fault.rank}: the {outcome.cause.code} needs no bug in a rank's own order. Each of two neighbours sends, and neither receives.**")
+stuck_guess.reveal(fault.rank)
+Markdown(f"**Ranks {fault.rank} and {fault.rank + 1}, after two actions each: one sends an output down, the other a gradient up, and neither receives. No rank's own order is wrong.**")
 
 # %% [markdown]
 # `isend`, or both halves posted at once, and it is gone. Megatron-LM calls the pair `send_forward_recv_backward`.

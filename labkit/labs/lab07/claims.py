@@ -1,7 +1,7 @@
 """What widely read guides say that touches pipelines, each with a verdict and the figure that it rests on.
 
-The first of them explains how to train what one GPU cannot hold, and does not mention pipelines at all. Left out: claims
-on tensor parallelism (lab 06), and on 3D layouts (lab 08).
+The first of them explains how to train what one GPU cannot hold, and does not mention pipelines at all. Left out:
+claims on tensor parallelism (lab 06), and on 3D layouts (lab 08).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _past_one_gpu() -> Claim:
     node = hardware.node(NODE)
     room, need = node.count * node.device.memory_bytes, states.per_parameter().total * GPT_3
     shape = named("llama-3.1-405b")
-    figure = f"GPT-3's states are {need / 1e12:.1f} TB, a node of 8 H100 holds {room / 1e12:.2f} TB: {need / room:.1f} "
-    figure += f"nodes. Between nodes a pipeline sends 1/{wire(shape, 16, 8192).times:,.0f} of what tensor parallel does "
-    return Claim("tensor parallelism is how to train what one GPU cannot hold", "half right", f"{figure}({shape.name})")
+    figure = f"GPT-3's states are {need / 1e12:.1f} TB, and a node of 8 H100 holds {room / 1e12:.2f} TB. Between nodes a "
+    figure += f"pipeline sends 1/{wire(shape, 16, 8192).times:,.0f} of what tensor parallel does (llama-3.1-405b)"
+    return Claim("tensor parallelism is how to train what one GPU cannot hold", "half right", figure)
 
 
 def _accumulation() -> Claim:
@@ -60,4 +60,5 @@ def _stage_3_as_well() -> Claim:
 def _one_after_another() -> Claim:
     one, m = theory.idle_share(STAGES, 1), 32
     figure = f"of one batch at a time, {STAGES} stages idle {one:.0%}; with {m} micro-batches on their way at once "
-    return Claim("stages process the data one after the other", "half right", figure + f"{theory.idle_share(STAGES, m):.0%}")
+    figure += f"{theory.idle_share(STAGES, m):.0%}"
+    return Claim("stages process the data one after the other", "half right", figure)

@@ -1,4 +1,4 @@
-"""The small Llama trained through a pipeline by anyone: in one process, by a learner's step, by torch's, by DeepSpeed's.
+"""The small Llama trained through a pipeline by anyone: in one process, by a learner's step, by torch, by DeepSpeed.
 
 All see the same batches and AdamW, so losses are equal. Every rank makes the whole model from one seed and keeps its
 stage: small models can afford it. Left out: drawing, and pipelines beside data parallel ranks (lab 08).
@@ -57,9 +57,7 @@ def data(microbatches: int, steps: int) -> Iterator[list[tuple]]:
 
 
 def stage_of(model: torch.nn.Module, rank: int, ranks: int) -> torch.nn.Module:
-    """A rank's stage as a plain module: the first takes tokens, the last gives logits, between them go hidden states."""
-    import torch
-
+    """A rank's stage as a plain module: the first takes tokens, the last gives logits, hidden states go between."""
     from labkit.model.stages import LlamaStage
 
     class Stage(LlamaStage):
@@ -225,7 +223,8 @@ def refusal(stage: int) -> str:
     """What DeepSpeed says to a PipelineModule with that ZeRO stage; "" when it takes it. Raises DeepSpeedMissing."""
     from labkit.ranks.launch import run_ranks
 
-    outcome = run_ranks(_zero_with_pipeline, 2, stage, prints="quiet", preload=("deepspeed", *PRELOAD), deadline_s=120.0)
+    preload = ("deepspeed", *PRELOAD)
+    outcome = run_ranks(_zero_with_pipeline, 2, stage, prints="quiet", preload=preload, deadline_s=120.0)
     return "" if outcome.cause is None else outcome.cause.sentence
 
 
