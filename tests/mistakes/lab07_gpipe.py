@@ -1,5 +1,7 @@
 """Answers to exercise 7.2, `gpipe`: wrong ones with the cause each must be told, right ones, cheats."""
 
+import importlib
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -385,6 +387,15 @@ def gradients_from_the_last(stage, inputs, targets, shape):
 def by_torch(stage, inputs, targets, shape):
     from torch.distributed import pipelining
 
+    return _piped(pipelining, stage, inputs, targets)
+
+
+def by_torch_unnamed(stage, inputs, targets, shape):
+    """Stages of torch's find out shapes first, by a forward more and by messages."""
+    return _piped(importlib.import_module("torch.distributed." + "pipelining"), stage, inputs, targets)
+
+
+def _piped(pipelining, stage, inputs, targets):
     rank, last = _neighbours()
     made = pipelining.PipelineStage(stage, rank, last + 1, torch.device("cpu"))
     schedule = pipelining.ScheduleGPipe(made, len(inputs), loss_fn=F.mse_loss)
@@ -424,5 +435,6 @@ CHEATS = [
     (whole_model_everywhere, "whole_model"),
     (gradients_from_the_last, ("whole_model", "not_own_work")),
     (by_torch, "ready_made"),
+    (by_torch_unnamed, ("recomputed", "bytes_extra")),
     (by_labkit, "ready_made"),
 ]

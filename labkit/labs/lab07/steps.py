@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from sys import _getframe  # by name: `watching` puts a telltale in sys meanwhile
 from typing import Any
 
 import torch
@@ -89,8 +88,6 @@ class Stage(nn.Module):
         self.notes: list[str] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _by_torch():
-            self.notes.append("torch")
         for weight in self.weights:
             x = torch.tanh(F.linear(x, weight))
         number = sum(note[0] == "F" for note in self.notes)
@@ -98,16 +95,6 @@ class Stage(nn.Module):
         if x.requires_grad:
             x.register_hook(lambda gradient: self.notes.append(f"B{number}"))
         return x
-
-
-def _by_torch() -> bool:
-    """Whether torch's own pipeline calls."""
-    frame = _getframe(2)
-    while frame is not None:
-        if "torch/distributed/pipelining" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def call(fn: Callable, weights: list, inputs: list, targets: list, shape: tuple[int, int]) -> Any:
