@@ -36,7 +36,7 @@ def _past_one_gpu() -> Claim:
     node = hardware.node(NODE)
     room, need = node.count * node.device.memory_bytes, states.per_parameter().total * GPT_3
     shape = named("llama-3.1-405b")
-    figure = f"GPT-3's states are {need / 1e12:.1f} TB, and a node of 8 H100 holds {room / 1e12:.2f} TB. Between nodes a "
+    figure = f"GPT-3's states are {need / 1e12:.1f} TB, a node of 8 H100 holds {room / 1e12:.2f} TB. Between nodes a "
     figure += f"pipeline sends 1/{wire(shape, 16, 8192).times:,.0f} of what tensor parallel does (llama-3.1-405b)"
     return Claim("tensor parallelism is how to train what one GPU cannot hold", "half right", figure)
 
