@@ -1,7 +1,8 @@
 """A figure for a slide, with the numbers that the slide may say; and how it becomes SVG.
 
 The same figure gives the same bytes, as often as it is asked: no date, no random ids, letters as outlines. Text
-smaller than a projector shows is made larger. Left out: what is drawn (`figures`), and by which function (`labkit.view`).
+smaller than a projector shows is made larger. Left out: what is drawn (`figures`), and by which function
+(`labkit.view`).
 """
 
 from __future__ import annotations
