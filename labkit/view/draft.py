@@ -156,14 +156,37 @@ def look(draft: Draft) -> Look:
     idle = 1 - busy / (schedule.ranks * time) if time else 0.0
     fault = validate(schedule)
     if fault is not None:
+        told = _stops(schedule, spans) if fault.code == "missing" else ""
         todo = 3 * len(schedule.placement) * schedule.microbatches
         have = sum(len(action.results) for own in schedule.actions for action in own)
-        sentence = f"{fault.sentence} ({have} of {todo} blocks are drawn; idle so far {idle:.1%})"
+        sentence = f"{told or fault.sentence} ({have} of {todo} blocks are drawn; idle so far {idle:.1%})"
         return Look(False, sentence, spans, time, idle)
     other = theory.idle_share(schedule.ranks, schedule.microbatches)
     most = ", ".join(map(str, map(max, in_flight(schedule))))
     sentence = f"valid: idle {idle:.1%}, 1F1B {other:.1%}; ranks keep at most {most} in flight"
     return Look(True, sentence, spans, time, idle)
+
+
+def _stops(schedule: Schedule, spans: Sequence[Span]) -> str:
+    """Of what is drawn, where a rank cannot go on, and for what; "" when all of it can be done."""
+    at = {str(action): rank for rank, own in enumerate(schedule.actions) for action in own}
+    at |= {token.replace("B", "I"): rank for token, rank in at.items()}
+    done = {result for span in spans for result in span.action.results}
+    found = {}
+    for rank, own in enumerate(schedule.actions):
+        played = sum(span.rank == rank for span in spans)
+        if played < len(own):
+            kind, stage, microbatch = next(need for need in needs(schedule, own[played]) if need not in done)
+            token = f"{stage}{kind}{microbatch}"
+            where = at.get(token)
+            words = f"it needs {token}, which is not drawn yet"
+            if where is not None:
+                later = f"it needs {token}, which comes later"
+                words = later if where == rank else f"it waits for {token} of rank {where}"
+            # Ranks that wait for another's are the last to be told: the other one is the cause.
+            order = (where is not None and where != rank, rank)
+            found[order] = f"rank {rank} stops before {own[played]} (action {played + 1}): {words}"
+    return found[min(found)] if found else ""
 
 
 def _with_row(draft: Draft, rank: int, row: Sequence[str]) -> Draft:

@@ -18,6 +18,7 @@ from labkit.view.gantt import KINDS, paler
 from labkit.view.plot import COLOURS
 
 ERASE = "erase"
+OWN = -1  # in place of a stage: the first that the row's rank has
 SPARE = 3  # empty columns at the right, to draw in
 Run = Callable[[Schedule], str]
 
@@ -63,8 +64,8 @@ def editor(text: str, run: Run | None = None) -> Editor:
     stages = [(f"stage {stage} (rank {rank})", stage) for stage, rank in enumerate(start.placement)]
     parts = Editor(
         area=ipywidgets.Textarea(start.text, continuous_update=False, layout={"width": "98%", "height": "9em"}),
-        kind=ipywidgets.ToggleButtons(options=[*KINDS, ERASE], style={"button_width": "4em"}),
-        stage=ipywidgets.Dropdown(options=[("the row's own", None), *stages], layout={"width": "11em"}),
+        kind=ipywidgets.ToggleButtons(options=[*KINDS, ERASE], style={"button_width": "5em"}),
+        stage=ipywidgets.Dropdown(options=[("the row's own", OWN), *stages], layout={"width": "11em"}),
         grid=ipywidgets.GridBox([], layout={"overflow": "auto", "max_width": "100%", "grid_gap": "1px"}),
         told=ipywidgets.HTML(),
         image=ipywidgets.Image(format="png", layout={"align_self": "flex-start", "max_width": "100%"}),
@@ -102,9 +103,9 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
             if parts.kind.value == ERASE:
                 drawn = draft.erase(drawn, rank, column)
             else:
-                own = drawn.schedule.stages_of(rank)
-                stage = own[0] if parts.stage.value is None and own else parts.stage.value
-                drawn = draft.put(drawn, rank, column, parts.kind.value, stage if stage is not None else 0)
+                own = (*drawn.schedule.stages_of(rank), 0)[0]
+                stage = own if parts.stage.value == OWN else parts.stage.value
+                drawn = draft.put(drawn, rank, column, parts.kind.value, stage)
         except ValueError as error:
             tell(str(error))
             return

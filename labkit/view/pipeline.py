@@ -34,7 +34,7 @@ def pipeline(**start: Any) -> explore.Explorer:
         "ranks": explore.slider("ranks p", RANKS, begin["ranks"]),
         "microbatches": explore.slider("microbatches m", MICROBATCHES, begin["microbatches"]),
         "chunks": explore.slider("stages a rank v", CHUNKS, begin["chunks"]),
-        "ratio": explore.slider("backward/forward", RATIOS, begin["ratio"], lambda ratio: f"{ratio:g}"),
+        "ratio": explore.slider("time of B / F", RATIOS, begin["ratio"], lambda ratio: f"{ratio:g}"),
     }
     figure, update = _picture()
     return explore.explorer(controls, figure, update)

@@ -10,7 +10,7 @@ from labkit.cost.named import named
 from labkit.labs.lab07 import claims, engines, pictures, reference, standins
 from labkit.schedule import theory
 from labkit.schedule.classic import interleaved, one_f_one_b
-from labkit.schedule.zero_bubble import zb_h1, zb_v
+from labkit.schedule.zero_bubble import zb_v
 
 
 @pytest.mark.parametrize("p, m", [(2, 4), (4, 8), (8, 16)])
@@ -64,12 +64,11 @@ def test_claims_rest_on_figures():
 
 
 def test_a_llama_trains_alike_whole_by_a_step_by_a_schedule_and_by_torch():
-    m, steps = 4, 3
+    m, steps = 4, 2
     due = engines.serial(m, steps)
-    assert due.losses[-1] < due.losses[0] - 0.2
+    assert due.losses[-1] < due.losses[0] - 0.1
     ways = [engines.train(standins.gpipe, 2, m, steps), engines.train(standins.one_f_one_b, 2, m, steps)]
-    ways += [engines.scheduled(zb_h1(2, m), steps), engines.scheduled(zb_v(2, m), steps)]
-    ways.append(engines.by_torch("Schedule1F1B", 2, m, steps))
+    ways += [engines.scheduled(zb_v(2, m), steps), engines.by_torch("Schedule1F1B", 2, m, steps)]
     for found in ways:
         assert found.losses == pytest.approx(due.losses, abs=2e-5)
         assert sum(found.kept) == due.kept[0], "every parameter once"

@@ -47,6 +47,22 @@ def test_a_rank_that_waits_for_ever_is_played_up_to_there():
     assert [str(span.action) for span in found.spans] == ["0F0"]
 
 
+@pytest.mark.parametrize(
+    "rank_0, rank_1, words",
+    [
+        ("0F0 0W0 0I0", "1F0 1I0", "rank 0 stops before 0W0 (action 2): it needs 0I0, which comes later"),
+        ("0F0", "1F0 1I1", "rank 1 stops before 1I1 (action 2): it needs 1F1, which is not drawn yet"),
+        ("0F0 0I0", "1F0 1F1 1B0 1B1", "rank 1 stops before 1F1 (action 2): it needs 0F1, which is not drawn yet"),
+        ("0F0 0I0", "1W0 1F0 1I0", "rank 1 stops before 1W0 (action 1): it needs 1F0, which comes later"),
+        ("0F0", "1F0 1B0", "0B0 is missing"),
+    ],
+)
+def test_of_a_part_it_is_told_first_where_a_rank_stops(rank_0, rank_1, words):
+    head = SMALL.splitlines()[0]
+    found = draft.look(draft.read(f"{head}\nrank 0: {rank_0}\nrank 1: {rank_1}\n"))
+    assert not found.valid and found.sentence.startswith(words)
+
+
 def test_a_click_puts_the_next_microbatch_and_a_b_takes_two_cells():
     drawn = draft.put(draft.read(SMALL), 1, 2, "B", 1)
     assert drawn.rows[1] == (".", "1F0", "1B0", "-")
