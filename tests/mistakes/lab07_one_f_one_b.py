@@ -144,34 +144,27 @@ def one_too_few(stage, inputs, targets, shape):
 def last_in_first_out(stage, inputs, targets, shape):
     """Backwards take what was kept last."""
     rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
-    kept, total, works = [], 0.0, []
-    first = min(m, last - rank)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+    works, kept = [], []
 
     def do_forward(i):
-        nonlocal total
-        x = inputs[i]
+        x = torch.empty(shape) if rank > 0 else None
         if rank > 0:
-            x = torch.empty(shape)
             dist.recv(x, rank - 1)
-            x.requires_grad_()
-        y = stage(x)
+        y = forward(i, x)
+        kept.append(i)
         if rank < last:
-            works.append(dist.isend(y.detach(), rank + 1))
-        else:
-            y = F.mse_loss(y, targets[i]) / m
-            total += float(y.detach())
-        kept.append((x, y))
+            works.append(dist.isend(y, rank + 1))
 
     def do_backward():
-        x, y = kept.pop()
-        gradient = None
+        gradient = torch.empty(shape) if rank < last else None
         if rank < last:
-            gradient = torch.empty(shape)
             dist.recv(gradient, rank + 1)
-        y.backward(gradient)
+        back = backward(kept.pop(), gradient)
         if rank > 0:
-            works.append(dist.isend(x.grad, rank - 1))
+            works.append(dist.isend(back, rank - 1))
 
+    first = min(m, last - rank)
     for i in range(first):
         do_forward(i)
     for i in range(first, m):
@@ -181,7 +174,7 @@ def last_in_first_out(stage, inputs, targets, shape):
         do_backward()
     for work in works:
         work.wait()
-    return total
+    return loss()
 
 
 def not_divided(stage, inputs, targets, shape):
