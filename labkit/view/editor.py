@@ -99,17 +99,9 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
 
     def click(rank: int, column: int) -> None:
         try:
-            drawn = draft.read(parts.area.value)
-            if parts.kind.value == ERASE:
-                drawn = draft.erase(drawn, rank, column)
-            else:
-                own = (*drawn.schedule.stages_of(rank), 0)[0]
-                stage = own if parts.stage.value == OWN else parts.stage.value
-                drawn = draft.put(drawn, rank, column, parts.kind.value, stage)
+            parts.area.value = _clicked(parts, rank, column).text
         except ValueError as error:
             tell(str(error))
-            return
-        parts.area.value = drawn.text
 
     def tidy(_: Any) -> None:
         parts.area.value = draft.settled(draft.read(parts.area.value)).text
@@ -124,6 +116,16 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
     parts.tidy.on_click(tidy)
     parts.run.on_click(go)
     follow()
+
+
+def _clicked(parts: Editor, rank: int, column: int) -> draft.Draft:
+    """The draft after a click on a cell. ValueError for what cannot be put there, and for a text that is none."""
+    drawn = draft.read(parts.area.value)
+    if parts.kind.value == ERASE:
+        return draft.erase(drawn, rank, column)
+    own = (*drawn.schedule.stages_of(rank), 0)[0]
+    stage = own if parts.stage.value == OWN else parts.stage.value
+    return draft.put(drawn, rank, column, parts.kind.value, stage)
 
 
 def _fill(parts: Editor, drawn: draft.Draft, click: Callable[[int, int], None]) -> None:
