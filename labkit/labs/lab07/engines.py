@@ -47,13 +47,13 @@ def whole(shape: Shape = MODEL) -> torch.nn.Module:
     return Llama(shape)
 
 
-def data(microbatches: int, steps: int) -> Iterator[list[tuple]]:
-    """Per step the microbatches (tokens, targets), each (BATCH, LENGTH)."""
+def data(microbatches: int, steps: int, device: Any = "cpu") -> Iterator[list[tuple]]:
+    """Per step the microbatches (tokens, targets), each (BATCH, LENGTH), on a device."""
     from labkit.model.text import batches
 
     flow = batches(BATCH, LENGTH, seed=7, steps=steps * microbatches)
     for _ in range(steps):
-        yield [next(flow) for _ in range(microbatches)]
+        yield [tuple(each.to(device) for each in next(flow)) for _ in range(microbatches)]
 
 
 def stage_of(model: torch.nn.Module, rank: int, ranks: int) -> torch.nn.Module:
@@ -103,13 +103,14 @@ def _trained(step: Step, microbatches: int, steps: int, share: Callable | None) 
 
     from labkit.model.llama import loss_of
     from labkit.model.stages import EMBEDDING, HEAD
+    from labkit.ranks.rank import device
 
     rank, ranks, losses = dist.get_rank(), dist.get_world_size(), []
-    stage = stage_of(whole(TIED if share is not None else MODEL), rank, ranks)
+    stage = stage_of(whole(TIED if share is not None else MODEL), rank, ranks).to(device())
     named = dict(stage.named_parameters())
     weight = named.get(EMBEDDING, named.get(HEAD)) if share is not None else None
     optimizer = torch.optim.AdamW(stage.parameters(), lr=RATE)
-    for pairs in data(microbatches, steps):
+    for pairs in data(microbatches, steps, device()):
         optimizer.zero_grad()
         inputs = [tokens if rank == 0 else None for tokens, _ in pairs]
         targets = [target if rank == ranks - 1 else None for _, target in pairs]
@@ -119,7 +120,7 @@ def _trained(step: Step, microbatches: int, steps: int, share: Callable | None) 
         optimizer.step()
     kept = sum(each.numel() for each in stage.parameters())
     losses = [float(loss) for loss in losses] if rank == ranks - 1 else []
-    return losses, kept, None if weight is None else weight.detach().clone()
+    return losses, kept, None if weight is None else weight.detach().cpu().clone()
 
 
 def scheduled(schedule: Schedule, steps: int) -> Trained:
@@ -153,11 +154,12 @@ def _scheduled(schedule: Schedule, steps: int, shape: Shape) -> tuple:
     from labkit.model.llama import loss_of
     from labkit.model.pipeline import run
     from labkit.model.stages import holders, named, stages_of, sum_shared
+    from labkit.ranks.rank import device
 
-    stages = stages_of(whole(shape), schedule, dist.get_rank())
+    stages = stages_of(whole(shape).to(device()), schedule, dist.get_rank())
     parameters, owners = named(stages), holders(shape, schedule)
     optimizer, losses = torch.optim.AdamW(parameters.values(), lr=RATE), []
-    for pairs in data(schedule.microbatches, steps):
+    for pairs in data(schedule.microbatches, steps, device()):
         optimizer.zero_grad()
         losses.append(run(schedule, stages, pairs, loss_of, (BATCH, LENGTH, shape.hidden)))
         sum_shared(parameters, owners)
@@ -183,7 +185,7 @@ class _TorchStep:
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
         if self.made is None:
-            piece = pipelining.PipelineStage(stage, rank, ranks, torch.device("cpu"))
+            piece = pipelining.PipelineStage(stage, rank, ranks, next(stage.parameters()).device)
             self.made = getattr(pipelining, self.name)(piece, len(inputs), loss_fn=loss_fn)
         losses: list[torch.Tensor] = []
         given = (torch.cat(list(inputs)),) if rank == 0 else ()
@@ -257,7 +259,8 @@ def _timed(step: Step, many: tuple[int, ...], width: int, rows: int) -> tuple[fl
     import torch.distributed as dist
 
     stage = _equal_stage(width)
-    x, due = torch.randn(rows, width, requires_grad=True), torch.randn(rows, width)
+    place = next(stage.parameters()).device
+    x, due = torch.randn(rows, width, device=place, requires_grad=True), torch.randn(rows, width, device=place)
 
     def median_s(call: Callable[[], Any]) -> float:
         times = []
@@ -295,8 +298,10 @@ def _equal_stage(width: int) -> torch.nn.Module:
     import torch
     import torch.distributed as dist
 
+    from labkit.ranks.rank import device
+
     torch.manual_seed(dist.get_rank())
-    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(2)])
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(2)]).to(device())
 
 
 def _given(stage: torch.nn.Module, microbatches: int, width: int, rows: int) -> tuple:
@@ -305,7 +310,8 @@ def _given(stage: torch.nn.Module, microbatches: int, width: int, rows: int) -> 
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    inputs = [torch.randn(rows, width, requires_grad=True) if rank == 0 else None for _ in range(microbatches)]
-    targets = [torch.randn(rows, width) if rank == ranks - 1 else None for _ in range(microbatches)]
+    rank, ranks, place = dist.get_rank(), dist.get_world_size(), next(stage.parameters()).device
+    many, size = range(microbatches), (rows, width)
+    inputs = [torch.randn(size, device=place, requires_grad=True) if rank == 0 else None for _ in many]
+    targets = [torch.randn(size, device=place) if rank == ranks - 1 else None for _ in many]
     return stage, inputs, targets, (rows, width), F.mse_loss
