@@ -45,8 +45,9 @@ def shuffles(p, m, soak):
 @pytest.mark.parametrize("p", [2, 4])
 def test_gradients_of_every_schedule_equal_serial(p, soak):
     plain, tied, uneven = piped.shape(p), piped.shape(p, tied=True), piped.shape(p, over=1)
-    asked = [(made(name, p, m), tied) for name in NAMES for m in ((2 * p, 16) if soak else (2 * p,))]
-    asked += [(schedule, plain) for schedule in shuffles(p, 2 * p, soak)]
+    names = NAMES if soak or p == 4 else NAMES[1::2]
+    asked = [(made(name, p, m), tied) for name in names for m in ((2 * p, 16) if soak else (2 * p,))]
+    asked += [(schedule, plain) for schedule in (shuffles(p, 2 * p, soak) if soak or p == 2 else ())]
     asked += [(one_f_one_b(p, 3), uneven), (zb_v(p, 3), uneven)]
     by_rank = on_ranks(piped.pipelined, p, *map(list, zip(*asked, strict=True)))
     for k, (schedule, shape) in enumerate(asked):

@@ -123,8 +123,8 @@ _MISTAKES = (
     (lambda e, h: (e, 0), "head_forgotten", "the last stage has the head besides its layers."),
     (lambda e, h: (0, h), "embedding_forgotten", "the first stage has the embedding besides its layers."),
     (lambda e, h: (h, e), "ends_swapped", "embedding and head are swapped: the head is the last stage's."),
-    (lambda e, h: (math.floor(e), math.floor(h)), "rounded", "the ends' times are rounded down: half a layer counts."),
-    (lambda e, h: (math.ceil(e), math.ceil(h)), "rounded", "the ends' times are rounded up: half a layer counts."),
+    (lambda e, h: (e // 1, h // 1), "rounded", "the ends' times are rounded down: half a layer counts."),
+    (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", "the ends' times are rounded up: half a layer counts."),
 )  # fmt: skip
 
 
