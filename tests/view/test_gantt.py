@@ -60,7 +60,7 @@ def test_beside_stands_what_each_rank_keeps_most_in_flight():
 
 
 def test_a_number_that_does_not_fit_is_left_out():
-    assert not gantt.gantt(play(one_f_one_b(2, 200))).texts
+    assert not gantt.gantt(play(one_f_one_b(2, 80))).texts
 
 
 def test_an_axes_that_is_given_is_drawn_on():
