@@ -37,7 +37,7 @@ def cells(lab: str) -> list[Cell]:
         mark, _, text = part.partition("\n")
         kind = "markdown" if "[markdown]" in mark else "code"
         if kind == "code":
-            exercise = re.search(r'exercise="([\d.]+)"', mark)
+            exercise = re.search(r'exercise="([\d.]+[a-z]?)"', mark)
             found.append(Cell(kind, section, exercise[1] if exercise else "", text.strip("\n")))
             continue
         text = re.sub(r"^# ?", "", text, flags=re.M)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import string
 import sys
 from types import ModuleType
 from typing import Any
@@ -33,11 +34,13 @@ def lab(number: str) -> ModuleType:
 
 
 def exercise(exercise_id: str) -> Exercise:
-    """The exercise "0.2", also written "00.2". Raises ValueError that lists what there is."""
-    if not isinstance(exercise_id, str) or not re.fullmatch(r"\s*\d{1,2}\.\d{1,2}\s*", exercise_id, re.ASCII):
+    """The exercise "0.2", also written "00.2", or "6.1b", second of a pair. ValueError that lists what there is."""
+    if not isinstance(exercise_id, str) or not re.fullmatch(r"\s*\d{1,2}\.\d{1,2}[a-z]?\s*", exercise_id, re.ASCII):
         raise ValueError(f'{exercise_id!r} is not the number of an exercise; one looks like "0.2"')
     of_lab = lab(exercise_id.strip().split(".")[0].zfill(2)).EXERCISES
-    wanted = ".".join(str(int(part)) for part in exercise_id.split("."))
+    lab_number, _, number = exercise_id.strip().partition(".")
+    digits = number.rstrip(string.ascii_lowercase)
+    wanted = f"{int(lab_number)}.{int(digits)}{number[len(digits) :]}"
     for found in of_lab:
         if found.id == wanted:
             return found

@@ -35,7 +35,7 @@ class Deck:
 
     def exercises(self):
         """Ids of the exercises that slides set, in order."""
-        return re.findall(r"\*\*Exercise (\d+\.\d+)\*\*", "\n".join(map(self.shown, self.slides)))
+        return re.findall(r"\*\*Exercise (\d+\.\d+[a-z]?)\*\*", "\n".join(map(self.shown, self.slides)))
 
     def solution(self):
         """The lines of every solution in the notebook's source."""

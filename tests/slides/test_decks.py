@@ -99,7 +99,7 @@ def test_exercises_are_those_of_the_notebook_in_its_order(deck):
 def test_an_exercise_is_set_by_its_functions_name_and_its_minutes(deck):
     names = {c.exercise: re.search(r"(?:def|class) (\w+)", c.text)[1] for c in cells.cells(deck.lab) if c.exercise}
     for slide in deck.slides:
-        for exercise in re.findall(r"\*\*Exercise (\d+\.\d+)\*\*", deck.shown(slide)):
+        for exercise in re.findall(r"\*\*Exercise (\d+\.\d+[a-z]?)\*\*", deck.shown(slide)):
             assert f"`{names[exercise]}`" in slide
             assert f"{{{{minutes {exercise}}}}} minutes" in slide
 
@@ -130,7 +130,7 @@ def test_notes_of_an_exercise_name_mistakes_that_its_judge_knows(deck):
 
     wrong = prove.load(prove.mistakes_file(deck.lab, ROOT)).WRONG
     for slide in deck.slides:
-        for exercise in re.findall(r"\*\*Exercise (\d+\.\d+)\*\*", deck.shown(slide)):
+        for exercise in re.findall(r"\*\*Exercise (\d+\.\d+[a-z]?)\*\*", deck.shown(slide)):
             told = re.search(r"Common mistakes: (.*?)\n\n|Common mistakes: (.*?)-->", deck.notes(slide), re.S)
             assert told, f"exercise {exercise} has no common mistakes"
             causes = {cause for _, told_of in wrong[exercise] for cause in _several(told_of)}

@@ -1,0 +1,143 @@
+"""Judge of exercise 6.4, `VocabParallelEmbedding`: rows of the table shared out, one all_reduce puts rows together.
+
+A token's row is on one rank; the others add zeros (Megatron-LM, arXiv:1909.08053, section 3). Tokens at both ends of
+every rank's range are among those asked for. Left out: vocabularies that t does not divide, which real models pad.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import labkit.labs.lab06.modules as modules
+import labkit.labs.lab06.told as told
+import labkit.labs.lab06.wholes as wholes
+from labkit.check.exercise import Verdict, right
+from labkit.labs.lab06.functions import in_groups
+from labkit.labs.lab06.in_rank import Plan
+from labkit.labs.lab06.modules import Case, Task
+from labkit.labs.lab06.told import Due, Mistake
+
+NAME = "VocabParallelEmbedding"
+HIDDEN = 48
+_SENTENCES = {
+    "no_all_reduce": "only tokens of the rank's own range have their row: all_reduce the rest.",
+    "not_masked": "a token outside the rank's range brings a row all the same: it must bring zeros.",
+    "first_row_lost": "the first row of each range is taken for outside: it is begin <= token < end.",
+    "averaged": "one rank has the row and the others zeros: add, do not average.",
+    "wrong_group": "rows are summed over the world: give all_reduce group=group.",
+    "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
+}
+
+
+def judge(cls: Callable, seed: int) -> Verdict:
+    """Four ranks, then two groups of two; then how it came about."""
+    rng = random.Random(seed)
+    found, _ = modules.judged(cls, task(), [_case(rng, 4, 4), _case(rng, 4, 2)])
+    return found or right("every rank keeps 1/t of the table, and one all_reduce of b * s * h brings all their rows")
+
+
+def _case(rng: random.Random, world: int, t: int) -> Case:
+    import torch
+
+    rows = 2 * rng.randint(11, 14)  # the world divides the vocabulary, too
+    vocab = rows * t
+    sizes, shapes = (("vocab", vocab), ("hidden", HIDDEN)), (("weight", (rows, HIDDEN)),)
+    plan = Plan("embedding", sizes, rng.getrandbits(31), world, t, shapes)
+    generator = torch.Generator().manual_seed(rng.getrandbits(48))
+    each = []
+    for _ in range(world // t):
+        ends = [edge for part in range(t) for edge in (part * rows, (part + 1) * rows - 1)]
+        inner = torch.randint(0, vocab, (24 - len(ends),), generator=generator)
+        tokens = torch.cat([torch.tensor(ends), inner])[torch.randperm(24, generator=generator)].view(2, 12)
+        each.append((tokens, torch.randn(2, 12, HIDDEN, generator=generator)))
+    ask = tuple(((each[rank // t][0],), each[rank // t][1]) for rank in range(world))
+    return Case(f"Embedding({vocab}, {HIDDEN})", plan, (ask,))
+
+
+def _table(case: Case) -> Any:
+    return wholes.build(case.plan.kind, case.plan.sizes, case.plan.seed)[0].weight.detach()
+
+
+def _weights(case: Case) -> Due:
+    table, t, world = _table(case), case.plan.t, case.plan.world
+    first = "every rank has the first block of rows: rank r has the r-th of t."
+    values = [wholes.block(table, rank % t, t) for rank in range(world)]
+    strided = [table[rank % t :: t] for rank in range(world)]
+    known = [
+        Mistake("first_shard", first, [values[0]] * world),
+        Mistake("interleaved", "rows are dealt out one by one: rank r has the r-th block, in one piece.", strided),
+    ]
+    return Due({"weight": values}, {"weight": known}, explain=lambda name, got: told.foreign(got, table))
+
+
+def _shapes(case: Case, got: dict, due: dict) -> tuple[str, str] | None:
+    vocab, weight, plan = dict(case.plan.sizes)["vocab"], got.get("weight"), case.plan
+    if weight == (vocab, HIDDEN):
+        return "whole_kept", "the rank has the whole table: it keeps its own rows, 1/t of them."
+    if weight == (vocab, HIDDEN // plan.t):
+        return "wrong_dim", "the table is cut along the hidden size: it is its rows, the vocabulary, that are shared."
+    if weight in ((vocab // plan.world, HIDDEN), (0, HIDDEN)):
+        return "wrong_group", "rank and size are those of the world: dist.get_rank(group), dist.get_world_size(group)."
+    return None
+
+
+def _calls(case: Case, number: int) -> Due:
+    import torch
+
+    table, t, world = _table(case), case.plan.t, case.plan.world
+    rows = len(table) // t
+    tokens = [inputs[0] for inputs, _ in case.asks[number]]
+    blocks = [wholes.block(table, rank % t, t) for rank in range(world)]
+    local = [each - rank % t * rows for rank, each in enumerate(tokens)]
+    inside = [((each >= 0) & (each < rows))[..., None] for each in local]
+    parts = [block[each.clamp(0, rows - 1)] * mask for block, each, mask in zip(blocks, local, inside, strict=True)]
+    clamped = [block[each.clamp(0, rows - 1)] for block, each in zip(blocks, local, strict=True)]
+    wrapped = [block[each % rows] for block, each in zip(blocks, local, strict=True)]
+    at_zero = [block[each * mask[..., 0]] for block, each, mask in zip(blocks, local, inside, strict=True)]
+    without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
+    whole = [torch.nn.functional.embedding(each, table) for each in tokens]
+    grads = []
+    for rank, (_, gradient) in enumerate(case.asks[number]):
+        full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
+        grads.append(wholes.block(full, rank % t, t))
+    sums = in_groups(parts, t)
+    of_output = [
+        ("no_all_reduce", parts),
+        *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
+        *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
+        ("first_row_lost", in_groups(without_first, t)),
+        ("averaged", [each / t for each in sums]),
+        ("wrong_group", in_groups(parts, world)),
+    ]
+    mistakes = {
+        "output": told.known(_SENTENCES, *of_output),
+        "gradient of weight": told.known(_SENTENCES, ("gradient_summed", [t * each for each in grads])),
+    }
+    return Due({"output": whole, "gradient of weight": grads}, mistakes)
+
+
+def _communication(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:
+    return modules.one_all_reduce(forward, backward, (1, 0), case.asks[number][0][1].nbytes)
+
+
+def _flops(case: Case, number: int) -> int:
+    """Of a one-hot product, which is one way to look rows up."""
+    return 2 * case.asks[number][0][0][0].numel() * dict(case.plan.shapes)["weight"][0] * HIDDEN
+
+
+def _kept(case: Case) -> tuple[int, int]:
+    vocab = dict(case.plan.sizes)["vocab"]
+    return 4 * vocab * HIDDEN // case.plan.t, 4 * vocab * HIDDEN
+
+
+def _failed(case: Case, observed: Any, failed: Verdict) -> tuple[str, str] | None:
+    if "IndexError" in failed.sentence or "out of range" in failed.sentence:
+        return "out_of_range", "a token of another rank's range is looked up as it is: the rank has no such row."
+    return None
+
+
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, _weights, _calls, _shapes, _communication, _flops, _kept, failed=_failed)

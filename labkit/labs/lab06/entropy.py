@@ -1,0 +1,216 @@
+"""Judge of exercise 6.4b, `vocab_parallel_cross_entropy`: the loss of logits that no rank has whole.
+
+Three all_reduces of one number per token: the maximum, the sum of exponentials, the target's logit; the gradient of the
+rank's own logits then needs nothing more (Megatron-LM, arXiv:1909.08053, section 3). Left out: ignored targets, label
+smoothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import labkit.labs.lab06.functions as functions
+import labkit.labs.lab06.seen as seen
+import labkit.labs.lab06.told as told
+import labkit.labs.lab06.wholes as wholes
+from labkit.check.exercise import Verdict, right, wrong
+from labkit.labs.lab06.functions import Case, Task, in_groups
+from labkit.labs.lab06.told import Due, Mistake
+
+NAME = "vocab_parallel_cross_entropy"
+MOST_CALLS = 3
+_SENTENCES = {
+    "gradient_summed": "the gradient comes t times: a sum's backward passes it on, and nothing sums it again.",
+    "target_detached": "the target's logit has no part in the gradient: it takes 1 off its softmax.",
+    "sum_detached": "the sum of exponentials has no part in the gradient: that part is the softmax.",
+    "local_softmax": "the gradient is made with the rank's own sum of exponentials: divide by that of all.",
+    "target_not_masked": "a target outside the rank's range counts here all the same: it must bring 0.",
+    "not_mean": "this is the sum over tokens: the loss is their mean.",
+    "upstream_ignored": "the gradient that backward is given is not used: multiply by it.",
+    "local_maximum": "each rank takes its own maximum off: exponentials add up only with the same one, so MAX first.",
+    "sum_not_reduced": "the exponentials of the rank's own logits alone are summed: all_reduce that sum.",
+    "target_not_reduced": "the target's logit is known to one rank alone: all_reduce it.",
+    "local_losses": "each rank makes a loss of its own logits: the sum over all ranks comes before the log.",
+    "divided": "the loss is divided by t: every rank has the loss of all tokens already.",
+    "maximum_left_out": "the maximum is taken off the exponentials and not off the target's logit.",
+}
+
+
+def judge(fn: Callable, seed: int) -> Verdict:
+    """Two groups of two, then four ranks with logits that overflow where the maximum is not taken off."""
+    rng = random.Random(seed)
+    found, observed = functions.judged(fn, task(), [_case(rng, 4, 2, 0.0), _case(rng, 4, 4, 150.0)])
+    if found is not None:
+        return found
+    record = observed[-1].records[0]
+    calls = record.collectives
+    return right(
+        f"the loss and its gradient are exact, with {len(calls)} all_reduces of at most "
+        f"{max(event.num_bytes for event in calls)} bytes; no rank had the logits whole"
+    )
+
+
+def _case(rng: random.Random, world: int, t: int, offset: float) -> Case:
+    import torch
+
+    generator = torch.Generator().manual_seed(rng.getrandbits(48))
+    vocab, batch, length = 16 * t * rng.randint(2, 3), 2, rng.randint(4, 6)
+    each = []
+    for _ in range(world // t):
+        logits = 3 * torch.randn(batch, length, vocab, generator=generator) + offset
+        logits += torch.arange(t).repeat_interleave(vocab // t) % 3  # ranges differ in their maxima
+        targets = torch.randint(0, vocab, (batch, length), generator=generator)
+        rows = vocab // t
+        ends = [edge for part in range(t) for edge in (part * rows, (part + 1) * rows - 1)]
+        targets.view(-1)[: min(len(ends), targets.numel())] = torch.tensor(ends)[: targets.numel()]
+        each.append((logits, targets, torch.tensor(rng.uniform(1.5, 2.5))))
+    ask = []
+    for rank in range(world):
+        logits, targets, gradient = each[rank // t]
+        ask.append(((wholes.block(logits, rank % t, t, -1).contiguous(), targets), gradient))
+    about = f", all about {offset:g}" if offset else ""
+    return Case(f"logits of {vocab} tokens{about}, {batch} x {length} targets", world, t, (tuple(ask),))
+
+
+def _calls(case: Case, number: int) -> Due:
+    import torch
+    import torch.nn.functional as F
+
+    t, world = case.t, case.world
+    logits, targets = case.inputs(number), case.inputs(number, 1)
+    ups = [gradient for _, gradient in case.asks[number]]
+    rows, count = logits[0].shape[-1], targets[0].numel()
+    whole = [torch.cat(logits[rank // t * t : (rank // t + 1) * t], -1) for rank in range(world)]
+    loss = [F.cross_entropy(w.flatten(0, 1), y.flatten()) for w, y in zip(whole, targets, strict=True)]
+    soft = [wholes.block(w.softmax(-1), rank % t, t, -1) for rank, w in enumerate(whole)]
+    local = [y - rank % t * rows for rank, y in enumerate(targets)]
+    hot = [F.one_hot(y, t * rows).float() for y in targets]
+    hot = [wholes.block(each, rank % t, t, -1) for rank, each in enumerate(hot)]
+    grads = [(p - y) / count * up for p, y, up in zip(soft, hot, ups, strict=True)]
+    clamped = [F.one_hot(y.clamp(0, rows - 1), rows).float() for y in local]
+    own = [each.softmax(-1) for each in logits]
+    scaled = [up / count for up in ups]
+    pairs = list(zip(soft, hot, scaled, strict=True))
+    of_gradient = told.known(
+        _SENTENCES,
+        ("gradient_summed", [t * each for each in grads]),
+        ("target_detached", [p * up for p, _, up in pairs]),
+        ("sum_detached", [-y * up for _, y, up in pairs]),
+        ("local_softmax", [(mine - y) * up for mine, (_, y, up) in zip(own, pairs, strict=True)]),
+        ("target_not_masked", [(p - mine) * up for mine, (p, _, up) in zip(clamped, pairs, strict=True)]),
+        ("not_mean", [each * count for each in grads]),
+        ("upstream_ignored", [each / up for each, up in zip(grads, ups, strict=True)]),
+    )
+    mistakes = {"output": _of_loss(logits, local, loss, t), "input gradient": of_gradient}
+    none = {"input gradient": ("no_gradient", "rank {rank}'s logits have no gradient: backward did not reach them.")}
+    return Due({"output": loss, "input gradient": grads}, mistakes, none, _overflown)
+
+
+def _of_loss(logits: list, local: list, loss: list, t: int) -> list[Mistake]:
+    import torch
+
+    world, rows, count = len(logits), logits[0].shape[-1], local[0].numel()
+    inside = [(y >= 0) & (y < rows) for y in local]
+    tops = [x.amax(-1) for x in logits]
+    top = [torch.stack(tops[rank // t * t : (rank // t + 1) * t]).amax(0) for rank in range(world)]
+    sums = [(x - m[..., None]).exp().sum(-1) for x, m in zip(logits, top, strict=True)]
+    all_sums = in_groups(sums, t)
+    own_sums = in_groups([(x - m[..., None]).exp().sum(-1) for x, m in zip(logits, tops, strict=True)], t)
+    clamped = [_at(y.clamp(0, rows - 1), x) for x, y in zip(logits, local, strict=True)]
+    wrapped = [_at(y % rows, x) for x, y in zip(logits, local, strict=True)]
+    masked = [each * mask for each, mask in zip(clamped, inside, strict=True)]
+    shifted = [(each - m) * mask for each, m, mask in zip(clamped, top, inside, strict=True)]
+    shifted_own = [(each - m) * mask for each, m, mask in zip(clamped, tops, inside, strict=True)]
+    targets = in_groups(masked, t)
+
+    rest = plus(targets, top)
+    return [
+        *_of_local(logits, local, t),
+        *told.known(
+            _SENTENCES,
+            ("local_maximum", _losses(own_sums, in_groups(shifted_own, t))),
+            ("local_maximum", _losses(own_sums, plus(targets, tops))),
+            ("sum_not_reduced", _losses(sums, in_groups(shifted, t))),
+            ("sum_not_reduced", _losses(sums, rest)),
+            ("target_not_masked", _losses(all_sums, in_groups(plus(clamped, top), t))),
+            ("target_not_masked", _losses(all_sums, plus(in_groups(clamped, t), top))),
+            ("target_not_masked", _losses(all_sums, in_groups(plus(wrapped, top), t))),
+            ("target_not_masked", _losses(all_sums, plus(in_groups(wrapped, t), top))),
+            ("target_not_reduced", _losses(all_sums, shifted)),
+            ("target_not_reduced", _losses(all_sums, plus(masked, top))),
+            ("not_mean", [each * count for each in loss]),
+            ("divided", [each / t for each in loss]),
+            ("maximum_left_out", _losses(all_sums, targets)),
+        ),
+    ]
+
+
+def _at(y: Any, x: Any) -> Any:
+    return x.gather(-1, y[..., None])[..., 0]
+
+
+def _losses(sums: list, parts: list) -> list[Any]:
+    return [(total.log() - part).mean() for total, part in zip(sums, parts, strict=True)]
+
+
+def plus(parts: list, less: list) -> list[Any]:
+    """Each part less what belongs to it."""
+    return [part - each for part, each in zip(parts, less, strict=True)]
+
+
+def _of_local(logits: list, local: list, t: int) -> list[Mistake]:
+    """A loss of the rank's own logits alone, with targets that are clamped or wrapped into its range."""
+    import torch.nn.functional as F
+
+    rows, found = logits[0].shape[-1], []
+    for into in (lambda y: y.clamp(0, rows - 1), lambda y: y % rows):
+        losses = [F.cross_entropy(x.flatten(0, 1), into(y).flatten()) for x, y in zip(logits, local, strict=True)]
+        means = [each / t for each in in_groups(losses, t)]
+        found += told.known(_SENTENCES, ("local_losses", means), ("local_losses", losses))
+    return found
+
+
+def _overflown(name: str, got: list) -> tuple[str, str] | None:
+    if all(each.isfinite().all() for each in got):
+        return None
+    return "overflow", "exponentials overflow: take the maximum over all ranks off the logits first."
+
+
+def _record(case: Case, number: int, rank: int, record: Any, part: seen.Part) -> Verdict | None:
+    logits = case.inputs(number)[0]
+    token_bytes = 4 * logits[..., 0].numel()
+    whole = logits.nbytes * case.t
+    forward, backward = (seen.between(record, *ends) for ends in ((part.begin, part.middle), (part.middle, part.end)))
+    wanted = f"forward 3 all_reduces of {token_bytes} bytes, backward nothing"
+    got = f"rank {rank}: forward {seen.words(forward)}; backward {seen.words(backward)}"
+
+    def failing(cause: str, sentence: str) -> Verdict:
+        return wrong("evidence", cause, sentence, case.tried, got, wanted)
+
+    if any(event.num_bytes > 2 * token_bytes * max(2, case.t) for event in (*forward, *backward)):
+        return failing("logits_gathered", "more than one number per token is sent: logits stay where they are.")
+    if case.t == 4 and seen.largest_made(record, part.begin, part.end) >= whole:
+        sentence = "a tensor as large as the whole logits was made: with [b, s, vocab / t] all can be done."
+        return wrong("evidence", "full_logits", sentence, case.tried, f"rank {rank}", f"less than {whole} bytes")
+    if any(event.op != "all_reduce" for event in (*forward, *backward)):
+        return failing("other_call", "a sum or a maximum per token is all that is needed: all_reduce does it.")
+    if backward:
+        return failing("backward_call", "backward communicates: all that the rank's gradient needs is known by then.")
+    if len(forward) > MOST_CALLS:
+        return failing("too_many_calls", f"{len(forward)} calls: maximum, sum and the target's logit are three.")
+    if len(forward) < 2:
+        return failing("missing_call", "the loss is right, but what it needs of others did not come by all_reduce.")
+    return None
+
+
+def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
+    if "IndexError" in failed.sentence or "out of bounds" in failed.sentence or "out of range" in failed.sentence:
+        return "out_of_range", "a target of another rank's range is looked up as it is: the rank has no such logit."
+    return None
+
+
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, "logits, targets, group", _calls, _record, failed=_failed)

@@ -1,0 +1,99 @@
+"""Judge of exercise 6.6, `ring_attention`: keys and values go round, softmax is put together as they come.
+
+The sequence is 2n chunks and rank i of n has the i-th and the (2n-1-i)-th, so that under the causal mask all have the
+same work (Liu et al., arXiv:2310.01889; the order: Llama 3, arXiv:2407.21783, section 3.3.2). k and v take n-1 hops
+forward and again in backward, where their gradients travel with them and come home. Left out: grouped KV heads, and
+overlap of hops with products.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import labkit.labs.lab06.functions as functions
+import labkit.labs.lab06.ring_told as ring_told
+import labkit.labs.lab06.seen as seen
+from labkit.check.exercise import Verdict, right, wrong
+from labkit.labs.lab06.functions import Case, Task
+
+NAME = "ring_attention"
+HEADS, HEAD_DIM = 2, 8
+
+
+def judge(fn: Callable, seed: int) -> Verdict:
+    """Four ranks, then two groups of two; values and gradients, then messages and work."""
+    rng = random.Random(seed)
+    found, observed = functions.judged(fn, task(), [_case(rng, 4, 4), _case(rng, 4, 2)])
+    if found is not None:
+        return found
+    sent = observed[0].records[0].sent_bytes
+    return right(f"equal to serial attention; a rank of 4 sends {sent:,} bytes in all, and all do the same work")
+
+
+def _case(rng: random.Random, world: int, t: int) -> Case:
+    import torch
+
+    generator = torch.Generator().manual_seed(rng.getrandbits(48))
+    chunk, batch = rng.randint(5, 7), 2
+    groups = []
+    for _ in range(world // t):
+        q, k, v, gradient = torch.randn(4, batch, HEADS, 2 * t * chunk, HEAD_DIM, generator=generator)
+        groups.append((2 * q, 2 * k, v, gradient))  # scores far enough apart that a forgotten rescaling shows
+    ask = []
+    for rank in range(world):
+        q, k, v, gradient = (ring_told.own(each, rank % t, t) for each in groups[rank // t])
+        ask.append(((q, k, v), gradient))
+    return Case(f"{HEADS} heads of {HEAD_DIM}, {2 * t} chunks of {chunk}", world, t, (tuple(ask),))
+
+
+def _record(case: Case, number: int, rank: int, record: Any, part: seen.Part) -> Verdict | None:
+    n, (_, k, v) = case.t, case.asks[number][rank][0]
+    pair = k.nbytes + v.nbytes
+    forward, backward = (seen.between(record, *ends) for ends in ((part.begin, part.middle), (part.middle, part.end)))
+    wanted = f"forward {n - 1} hops of k and v ({(n - 1) * pair} bytes), backward the same and their gradients home"
+
+    def failing(cause: str, sentence: str) -> Verdict:
+        ways = (f"{sum(e.sent_bytes for e in events)} bytes sent" for events in (forward, backward))
+        got = f"rank {rank}: forward {next(ways)}; backward {next(ways)}"
+        return wrong("evidence", cause, sentence, case.tried, got, wanted)
+
+    if any(event.op not in ("send", "recv") for event in (*forward, *backward)):
+        return failing("collective", "a collective brings all keys and values at once: send and recv, hop by hop.")
+    for events in (forward, backward):
+        if len({event.peer for event in events if event.op == "send"}) > 1:
+            return failing("not_a_ring", "messages go to several ranks: in a ring each sends to its neighbour alone.")
+    sent, back = (sum(e.sent_bytes for e in events) for events in (forward, backward))
+    if sent != (n - 1) * pair:
+        if sent == n * pair:
+            return failing("last_hop", f"{n} hops forward: after {n - 1} every rank has seen all.")
+        return failing("other_traffic", f"k and v take {n - 1} hops forward: each rank passes on what it holds.")
+    if back < 2 * (n - 1) * pair:
+        sentence = "all ranks' keys and values are kept from forward to backward, n times the memory: send them again."
+        return failing("all_kept", sentence)
+    if back > (2 * n - 1) * pair:
+        return failing("last_hop", f"in backward k and v need {n - 1} hops and their gradients at most {n}.")
+    return _work(case, rank, record, part, n, k)
+
+
+def _work(case: Case, rank: int, record: Any, part: seen.Part, n: int, k: Any) -> Verdict | None:
+    batch, heads, length, dim = k.shape
+    block = 4 * batch * heads * (length // 2) ** 2 * dim
+    got, most = seen.flops(record, part.begin, part.middle), (2 * n + 2) * block
+    if n == 4 and got > 1.02 * most:
+        sentence = "blocks that the mask empties are computed: a chunk of queries needs no chunk of keys after it."
+        expected = f"{(2 * n + 1) * block}, of {4 * n * block} without the mask"
+        return wrong("evidence", "masked_work", sentence, case.tried, f"rank {rank}: {got} FLOPs forward", expected)
+    return None
+
+
+def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
+    if failed.cause in ("deadlock", "stalled"):
+        return "deadlock", "every rank sends first and waits for one that sends too: isend and irecv, then wait."
+    return None
+
+
+def task() -> Task:
+    """What the exercise demands."""
+    return Task(NAME, "q, k, v, group", ring_told.calls, _record, failed=_failed, trained=3)

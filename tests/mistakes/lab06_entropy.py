@@ -1,0 +1,286 @@
+"""Answers to exercise 6.4b, `vocab_parallel_cross_entropy`: wrong, each with its cause, right, and cheats.
+
+What is judged, and in which order, stands in `labkit.labs.lab06.entropy`.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lab06_conjugate import _function, _same, _summed, plain_g
+
+from labkit.labs.lab06 import standins
+
+
+def _maximum(logits, group):
+    top = logits.detach().amax(-1)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    return top
+
+
+def _inside(logits, targets, group):
+    """(targets as the rank's own columns, whether they are)."""
+    local = targets - dist.get_rank(group) * logits.shape[-1]
+    return local.clamp(0, logits.shape[-1] - 1), (local >= 0) & (local < logits.shape[-1])
+
+
+def _at(logits, local):
+    return logits.gather(-1, local[..., None])[..., 0]
+
+
+# Right
+
+
+def plain(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    target = plain_g(_at(logits, local) * inside, group)
+    return (total.log() - target).mean()
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, group):
+        logits = logits - _maximum(logits, group)[..., None]
+        local, inside = _inside(logits, targets, group)
+        target = _at(logits, local).masked_fill(~inside, 0.0)
+        dist.all_reduce(target, group=group)
+        exponentials = logits.exp_()
+        total = exponentials.sum(-1)
+        dist.all_reduce(total, group=group)
+        ctx.save_for_backward(exponentials.div_(total[..., None]), local, inside)
+        return (total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        soft, local, inside = ctx.saved_tensors
+        soft = soft.clone()
+        soft.scatter_add_(-1, local[..., None], -inside[..., None].float())
+        return soft * (gradient / inside.numel()), None, None
+
+
+def by_function(logits, targets, group):
+    return _Entropy.apply(logits, targets, group)
+
+
+def two_calls(logits, targets, group):
+    top = _maximum(logits, group)
+    begin = dist.get_rank(group) * logits.shape[-1]
+    hot = targets[..., None] == torch.arange(begin, begin + logits.shape[-1])
+    shifted = logits - top[..., None]
+    both = plain_g(torch.stack([shifted.exp().sum(-1), shifted.masked_fill(~hot, 0.0).sum(-1)]), group)
+    return torch.mean(torch.log(both[0]) - both[1])
+
+
+def by_logsumexp(logits, targets, group):
+    """Each rank's logsumexp, put together; the target's logit less the maximum."""
+    top = _maximum(logits, group)
+    own = torch.logsumexp(logits, -1) - top
+    total = plain_g(own.exp(), group).log()
+    local, inside = _inside(logits, targets, group)
+    target = plain_g(torch.where(inside, _at(logits, local) - top, 0.0), group)
+    return (total - target).sum() / targets.numel()
+
+
+RIGHT = [plain, by_function, two_calls, by_logsumexp]
+
+
+# Wrong
+
+
+def local_maximum(logits, targets, group):
+    logits = logits - logits.detach().amax(-1)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def no_maximum(logits, targets, group):
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def sum_not_reduced(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    local, inside = _inside(logits, targets, group)
+    return (logits.exp().sum(-1).log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def target_not_masked(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, _ = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local), group)).mean()
+
+
+def target_wrapped(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    return (total.log() - plain_g(_at(logits, targets % logits.shape[-1]), group)).mean()
+
+
+def target_as_it_is(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    return (total.log() - plain_g(_at(logits, targets), group)).mean()
+
+
+def target_not_reduced(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - _at(logits, local) * inside).mean()
+
+
+def local_losses(logits, targets, group):
+    local, _ = _inside(logits, targets, group)
+    loss = F.cross_entropy(logits.flatten(0, 1), local.flatten())
+    return plain_g(loss, group) / dist.get_world_size(group)
+
+
+def a_sum(logits, targets, group):
+    return plain(logits, targets, group) * targets.numel()
+
+
+def divided(logits, targets, group):
+    return plain(logits, targets, group) / dist.get_world_size(group)
+
+
+def sums_gradients(logits, targets, group):
+    return plain(_function(lambda x, group: x.view_as(x), _times)(logits, group), targets, group)
+
+
+def _times(gradient, group):
+    return gradient * dist.get_world_size(group)
+
+
+def sum_detached(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = _summed(logits.detach().exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def target_detached(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - _summed(_at(logits.detach(), local) * inside, group)).mean()
+
+
+def maximum_of_the_sum(logits, targets, group):
+    """The maximum is taken off the exponentials alone."""
+    top = _maximum(logits, group)
+    total = plain_g((logits - top[..., None]).exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+class _NoUpstream(_Entropy):
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Entropy.backward(ctx, torch.ones_like(gradient))
+
+
+def upstream_ignored(logits, targets, group):
+    return _NoUpstream.apply(logits, targets, group)
+
+
+def in_place(logits, targets, group):
+    with torch.no_grad():
+        logits -= _maximum(logits, group)[..., None]
+    return plain(logits, targets, group)
+
+
+def gathers_logits(logits, targets, group):
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, logits.detach(), group=group)
+    parts[dist.get_rank(group)] = logits
+    return F.cross_entropy(torch.cat(parts, -1).flatten(0, 1), targets.flatten())
+
+
+def sums_both_ways(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    both = _function(_summed, _summed)
+    total = both(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - both(_at(logits, local) * inside, group)).mean()
+
+
+def no_mean_of_ranks(logits, targets, group):
+    return _function(_same, _summed)(plain(logits, targets, group), group)
+
+
+WRONG = [
+    (local_maximum, "local_maximum"),
+    (no_maximum, "overflow"),
+    (sum_not_reduced, "sum_not_reduced"),
+    (target_not_masked, "target_not_masked"),
+    (target_wrapped, "target_not_masked"),
+    (target_as_it_is, "out_of_range"),
+    (target_not_reduced, "target_not_reduced"),
+    (local_losses, "local_losses"),
+    (a_sum, "not_mean"),
+    (divided, "divided"),
+    (sums_gradients, "gradient_summed"),
+    (sums_both_ways, "gradient_summed"),
+    (no_mean_of_ranks, "gradient_summed"),
+    (sum_detached, "sum_detached"),
+    (target_detached, "target_detached"),
+    (maximum_of_the_sum, "maximum_left_out"),
+    (upstream_ignored, "upstream_ignored"),
+    (in_place, "changed_in_place"),
+    (gathers_logits, "logits_gathered"),
+]
+
+
+# Cheats
+
+
+def full_logits_by_sum(logits, targets, group):
+    """Zeros everywhere else, and a sum: what gathers without all_gather."""
+    t, v = dist.get_world_size(group), logits.shape[-1]
+    begin = dist.get_rank(group) * v
+    whole = plain_g(F.pad(logits, (begin, (t - 1) * v - begin)), group)
+    return F.cross_entropy(whole.flatten(0, 1), targets.flatten())
+
+
+def full_size_here(logits, targets, group):
+    """As large as the whole logits, though only the rank's own are in it."""
+    t, v = dist.get_world_size(group), logits.shape[-1]
+    begin = dist.get_rank(group) * v
+    whole = F.pad(logits, (begin, (t - 1) * v - begin))
+    return plain(whole[..., begin : begin + v], targets, group)
+
+
+def patches(logits, targets, group):
+    real = dist.all_reduce
+    dist.all_reduce = lambda *args, **kwargs: real(*args, **kwargs)
+    return plain(logits, targets, group)
+
+
+def hard_coded(logits, targets, group):
+    return plain(logits, targets, group) * 0 + 3.1
+
+
+def session(logits, targets, group):
+    return local_losses(logits, targets, group)
+
+
+def _patch_judge():
+    from labkit.labs.lab06 import told
+
+    told.close = lambda got, due, rtol=1.0: True
+
+
+session.notebook = _patch_judge
+
+CHEATS = [
+    (standins.vocab_parallel_cross_entropy, "ready_made"),
+    (full_logits_by_sum, "logits_gathered"),
+    (full_size_here, "full_logits"),
+    (patches, "patched"),
+    (hard_coded, "wrong_output"),
+    (session, "patched"),
+]

@@ -1,0 +1,485 @@
+"""Answers to exercises 6.1 and 6.1b, `ColumnParallelLinear` and `RowParallelLinear`: wrong, right, and cheats.
+
+What is judged, and in which order, stands in `labkit.labs.lab06.linear`.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from labkit.labs.lab06 import standins
+
+
+def _place(group):
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+# Right
+
+
+class Column(nn.Module):
+    def __init__(self, linear, group):
+        super().__init__()
+        rank, t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t)[rank].clone())
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().chunk(t)[rank].clone())
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class ColumnByRows(nn.Module):
+    def __init__(self, linear, group):
+        super().__init__()
+        rank, t = _place(group)
+        n = linear.out_features // t
+        rows = slice(rank * n, (rank + 1) * n)
+        self.weight = nn.Parameter(torch.empty(n, linear.in_features))
+        with torch.no_grad():
+            self.weight.copy_(linear.weight[rows])
+        if linear.bias is not None:
+            self.bias = nn.Parameter(linear.bias[rows].detach().clone())
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, x):
+        out = torch.matmul(x, self.weight.t())
+        return out if self.bias is None else out + self.bias
+
+
+class ColumnIsALinear(nn.Linear):
+    def __init__(self, linear, group):
+        rank, t = _place(group)
+        super().__init__(linear.in_features, linear.out_features // t, bias=linear.bias is not None)
+        self.weight.data.copy_(linear.weight.data.tensor_split(t)[rank])
+        if linear.bias is not None:
+            self.bias.data.copy_(linear.bias.data.tensor_split(t)[rank])
+
+
+class Row(nn.Module):
+    """All_reduce in place: autograd takes it for the identity."""
+
+    def __init__(self, linear, group):
+        super().__init__()
+        rank, t = _place(group)
+        self.group = group
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t, dim=1)[rank].clone())
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
+
+    def forward(self, x):
+        out = self.product(x)
+        dist.all_reduce(out, group=self.group)
+        return out if self.bias is None else out + self.bias
+
+    def product(self, x):
+        return F.linear(x, self.weight)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class RowByFunction(Row):
+    def forward(self, x):
+        out = _Sum.apply(self.product(x), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+class RowWaitsLater(Row):
+    def forward(self, x):
+        out = x @ self.weight.t()
+        work = dist.all_reduce(out, group=self.group, async_op=True)
+        work.wait()
+        if self.bias is not None:
+            out = out + self.bias
+        return out
+
+
+class RowByAddingWhatOthersHave(Row):
+    """The sum without this rank's part is a constant to autograd."""
+
+    def forward(self, x):
+        out = self.product(x)
+        total = out.detach().clone()
+        dist.all_reduce(total, group=self.group)
+        out = out + (total - out.detach())
+        return out if self.bias is None else out + self.bias
+
+
+COLUMN_RIGHT = [Column, ColumnByRows, ColumnIsALinear]
+ROW_RIGHT = [Row, RowByFunction, RowWaitsLater, RowByAddingWhatOthersHave]
+
+
+# Wrong: column
+
+
+class FirstShard(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.weight.data.copy_(linear.weight.data[: len(self.weight)])
+
+
+class OneSeed(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        torch.manual_seed(0)
+        nn.init.normal_(self.weight)
+
+
+class OwnInit(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        torch.manual_seed(dist.get_rank(group))
+        nn.init.normal_(self.weight)
+
+
+class WrongDim(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t, dim=1)[rank].clone())
+
+
+class Interleaved(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight.data.copy_(linear.weight.data[rank::t])
+
+
+class Backwards(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight.data.copy_(linear.weight.data.chunk(t)[t - 1 - rank])
+
+
+class BiasWhole(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        if linear.bias is not None:
+            self.bias = nn.Parameter(linear.bias.detach().clone())
+
+
+class BiasForgotten(Column):
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+
+class OfTheWorld(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, dist.group.WORLD)
+
+
+class RankOfTheWorld(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        t = dist.get_world_size(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t)[dist.get_rank()].clone())
+
+
+class AView(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t)[rank])
+
+
+class NoParameter(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        weight = self.weight.detach()
+        del self.weight
+        self.weight = weight.requires_grad_()
+
+
+class Gathers(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.group = group
+
+    def forward(self, x):
+        out = super().forward(x).contiguous()
+        every = [torch.empty_like(out) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(every, out.detach(), group=self.group)
+        every[dist.get_rank(self.group)] = out
+        return torch.cat(every, dim=-1)
+
+
+class _SumBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class WithFInside(Gathers):
+    def forward(self, x):
+        return Column.forward(self, _SumBackward.apply(x, self.group))
+
+
+class WholeWeight(Column):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.rank, self.t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().clone())
+
+    def forward(self, x):
+        return F.linear(x, self.weight.chunk(self.t)[self.rank], self.bias)
+
+
+class Detached(Column):
+    def forward(self, x):
+        return F.linear(x, self.weight.detach(), self.bias)
+
+
+COLUMN_WRONG = [
+    (FirstShard, "first_shard"),
+    (OneSeed, "same_seed"),
+    (OwnInit, "own_init"),
+    (WrongDim, "wrong_dim"),
+    (Interleaved, "interleaved"),
+    (Backwards, "other_block"),
+    (BiasWhole, "bias_not_cut"),
+    (BiasForgotten, "bias_missing"),
+    (OfTheWorld, "wrong_group"),
+    (RankOfTheWorld, "wrong_group"),
+    (AView, "whole_kept"),
+    (NoParameter, "not_a_parameter"),
+    (Gathers, "gathered_output"),
+    (WithFInside, "f_inside"),
+    (WholeWeight, "whole_kept"),
+    (Detached, "no_gradient"),
+]
+
+
+# Wrong: row
+
+
+class BiasOnEveryRank(Row):
+    def forward(self, x):
+        out = F.linear(x, self.weight, self.bias)
+        dist.all_reduce(out, group=self.group)
+        return out
+
+
+class BiasOnRankZero(Row):
+    def forward(self, x):
+        out = F.linear(x, self.weight, self.bias if dist.get_rank(self.group) == 0 else None)
+        dist.all_reduce(out, group=self.group)
+        return out
+
+
+class BiasSharedOut(Row):
+    def forward(self, x):
+        out = self.product(x)
+        if self.bias is not None:
+            out = out + self.bias / dist.get_world_size(self.group)
+        dist.all_reduce(out, group=self.group)
+        return out
+
+
+class NoSum(Row):
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Mean(Row):
+    def forward(self, x):
+        out = _Sum.apply(self.product(x), self.group) / dist.get_world_size(self.group)
+        return out if self.bias is None else out + self.bias
+
+
+class NoBias(Row):
+    def forward(self, x):
+        return _Sum.apply(self.product(x), self.group)
+
+
+class SumOfTheWorld(Row):
+    def forward(self, x):
+        out = self.product(x)
+        dist.all_reduce(out)
+        return out if self.bias is None else out + self.bias
+
+
+class SumsTheGradient(Row):
+    def forward(self, x):
+        out = _SumBackward.apply(_Sum.apply(self.product(x), self.group), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+class RowByRows(Row):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t)[rank].clone())
+
+
+class BiasCut(Row):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        if linear.bias is not None:
+            self.bias = nn.Parameter(linear.bias.detach().chunk(t)[rank].clone())
+
+
+class FirstColumns(Row):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.weight.data.copy_(linear.weight.data[:, : self.weight.shape[1]])
+
+
+class NeverWaits(Row):
+    def forward(self, x):
+        out = self.product(x)
+        dist.all_reduce(out, group=self.group, async_op=True)
+        return out if self.bias is None else out + self.bias
+
+
+class GathersParts(Row):
+    def forward(self, x):
+        out = self.product(x).contiguous()
+        every = [torch.empty_like(out) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(every, out.detach(), group=self.group)
+        out = out + (sum(every) - out.detach())
+        return out if self.bias is None else out + self.bias
+
+
+class SumsTwice(Row):
+    """Rows of the batch one half at a time."""
+
+    def forward(self, x):
+        out = torch.cat([_Sum.apply(part, self.group) for part in self.product(x).tensor_split(2)])
+        return out if self.bias is None else out + self.bias
+
+
+class AViewOfColumns(Row):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        rank, t = _place(group)
+        self.weight = nn.Parameter(linear.weight.detach().chunk(t, dim=1)[rank])
+
+
+ROW_WRONG = [
+    (BiasOnEveryRank, "bias_t_times"),
+    (BiasOnRankZero, "bias_on_one_rank"),
+    (BiasSharedOut, "bias_shared_out"),
+    (NoSum, "no_all_reduce"),
+    (Mean, "averaged"),
+    (NoBias, "bias_missing"),
+    (SumOfTheWorld, "wrong_group"),
+    (SumsTheGradient, "gradient_summed"),
+    (RowByRows, "wrong_dim"),
+    (BiasCut, "bias_cut"),
+    (FirstColumns, "first_shard"),
+    (NeverWaits, "not_waited"),
+    (GathersParts, "gathered"),
+    (SumsTwice, "too_many_calls"),
+    (AViewOfColumns, "whole_kept"),
+]
+
+
+# Cheats
+
+
+_WHOLE = {}
+
+
+class SerialColumn(Column):
+    """The whole layer, in a global."""
+
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.rank, self.t = _place(group)
+        _WHOLE["layer"] = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        _WHOLE["layer"].load_state_dict(linear.state_dict())
+
+    def forward(self, x):
+        own = super().forward(x)
+        out = _WHOLE["layer"](x).detach().chunk(self.t, dim=-1)[self.rank]
+        return own + (out - own.detach())
+
+
+class SerialRow(Row):
+    """Gathers weights and inputs, and computes as one rank would."""
+
+    def forward(self, x):
+        every = []
+        for part in (x.detach().flatten(0, -2).t().contiguous(), self.weight.detach().t().contiguous()):
+            parts = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
+            dist.all_gather(parts, part, group=self.group)
+            every.append(torch.cat(parts))
+        own = self.product(x)
+        total = (every[0].t() @ every[1]).view_as(own)
+        out = own + (total - own.detach())
+        return out if self.bias is None else out + self.bias
+
+
+class PatchedColumn(Column):
+    def forward(self, x):
+        dist.all_reduce = lambda *args, **kwargs: None
+        return super().forward(x)
+
+
+class PatchedRow(Row):
+    def forward(self, x):
+        real = dist.all_reduce
+        dist.all_reduce = lambda *args, **kwargs: real(*args, **kwargs)
+        return super().forward(x)
+
+
+class HardCodedColumn(Column):
+    def forward(self, x):
+        return super().forward(x) * 0 + 1.5
+
+
+class HardCodedRow(Row):
+    def forward(self, x):
+        return super().forward(x) * 0 + 1.5
+
+
+class SessionColumn(FirstShard):
+    """The session's comparison is replaced."""
+
+
+class SessionRow(NoSum):
+    """The session's comparison is replaced."""
+
+
+def _patch_judge():
+    from labkit.labs.lab06 import told
+
+    told.close = lambda got, due, rtol=1.0: True
+
+
+SessionColumn.notebook = SessionRow.notebook = _patch_judge
+
+COLUMN_CHEATS = [
+    (standins.ColumnParallelLinear, "ready_made"),
+    (SerialColumn, ("whole_kept", "whole_product")),
+    (PatchedColumn, "patched"),
+    (HardCodedColumn, "wrong_output"),
+    (SessionColumn, "patched"),
+]
+ROW_CHEATS = [
+    (standins.RowParallelLinear, "ready_made"),
+    (SerialRow, "gathered"),
+    (PatchedRow, "patched"),
+    (HardCodedRow, "wrong_output"),
+    (SessionRow, "patched"),
+]
