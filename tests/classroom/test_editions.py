@@ -16,7 +16,7 @@ from labkit.classroom import budget, build
 ROOT = build.find_root(__import__("pathlib").Path(__file__).parent)
 EDITIONS = build.editions(ROOT)
 LEARNER = [path for path in EDITIONS if path.parent.name == "notebooks"]
-CHECK = re.compile(r"""\bcheck\(["'](\d+\.\d+)["']\)""")
+CHECK = re.compile(r"""\bcheck\(["'](\d+\.\d+[a-z]?)["']\)""")
 
 
 def run(text, home, monkeypatch):

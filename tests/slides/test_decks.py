@@ -14,7 +14,7 @@ from tests.house.source import ROOT
 # Finite verbs of the titles: a title is a claim or a question, not a heading. A new one is added when it is used.
 VERBS = set(
     """add agree are beats become bend bring can changes come comes copies costs decides depends does doubles falls
-    follow freezes gives grow has have hide holds is keeps leave leaves lets makes match need pay pays send
+    follow freezes give gives grow has have hide holds is keeps leave leaves lets makes match need pay pays send
     sends share take takes tell transposes wait waits waste weigh work""".split()
 )
 
