@@ -11,7 +11,7 @@ PORT   ?= 8888
 SYSTEM  = $(or $(PYTHON),python3)
 BIN     = .venv/bin
 # What --soak makes whole: launches, notebooks at once, grids of bytes and peaks, known answers.
-DRILLS  = tests/soak tests/ranks/test_endings.py tests/record tests/classroom/test_editions.py \
+DRILLS  = tests/soak tests/ranks/test_endings.py tests/record tests/schedule tests/model tests/classroom/test_editions.py \
           tests/classroom/test_prove.py tests/slides/test_figures.py
 # The learner's own progress is not the tests' to write.
 APART   = LABKIT_HOME="$(CURDIR)/.venv/labkit-home"

@@ -22,7 +22,7 @@ from typing import Any
 from labkit.check import twins
 
 # Rooms that decide a verdict.
-ROOMS = ("labkit.check", "labkit.labs", "labkit.ranks", "labkit.record")
+ROOMS = ("labkit.check", "labkit.labs", "labkit.ranks", "labkit.record", "labkit.schedule")
 # (module, entry, module in which it must have been made, or the type of C code)
 ENTRIES = (
     ("torch", "allclose", "builtin"),

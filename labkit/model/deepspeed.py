@@ -77,6 +77,20 @@ def start_deepspeed(
     return engine, optimizer
 
 
+def connect():
+    """The deepspeed module, talking over the process group that is there; PipelineModule needs that before an engine.
+
+    Raises DeepSpeedMissing, and RuntimeError without a process group.
+    """
+    deepspeed = import_deepspeed()
+    if not dist.is_initialized():
+        raise RuntimeError("connect runs in a rank: launch(fn, world_size) starts some")
+    _set_environment()
+    backend = dist.get_backend()
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, dist_init_required=False)
+    return deepspeed
+
+
 def complete(config: dict[str, Any]) -> dict[str, Any]:
     """A copy of a config with what DeepSpeed would otherwise assume."""
     config = copy.deepcopy(config)

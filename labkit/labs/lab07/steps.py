@@ -1,0 +1,141 @@
+"""What exercises 7.2 and 7.3 are tried on: a model cut into equal stages, one a rank, and a step of m microbatches.
+
+A stage notes when a microbatch's forward ends and its backward begins, so that its order is known; the rest of the
+evidence is the record's. Inputs require grad, so that every stage does the same work. Left out: what to make of it
+(`told`), and the exercises' own questions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import labkit.labs.lab03.own_work as own_work
+from labkit.check import evidence
+from labkit.check.compare import kind
+from labkit.check.evidence import Observed
+from labkit.cost.links import FREE
+from labkit.cost.parts import Cluster, Device, Node
+from labkit.labs.lab00 import attempts
+from labkit.labs.lab00.attempts import Unusable
+from labkit.record.prices import prices
+from labkit.record.replay import Replay, replay
+
+READY_MADE = ("labkit.schedule", "labkit.model", "torch.distributed.pipelining")
+# Its arithmetic is slow and its memory fast, so that time is FLOPs, and stages of equal FLOPs take equally long.
+IDEAL = Device("ideal", (("fp32", 5e9),), 2**34, 1e12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step. weights[rank]: of that rank's stage, each (width, width). inputs, targets: (rows, width) a microbatch."""
+
+    ranks: int
+    microbatches: int
+    weights: tuple[tuple[torch.Tensor, ...], ...]
+    inputs: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    tried: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return tuple(self.inputs[0].shape)
+
+    @property
+    def flops(self) -> int:
+        """Of one rank's forwards and backwards, nothing done twice."""
+        rows, width = self.shape
+        return self.microbatches * len(self.weights[0]) * 3 * 2 * rows * width * width
+
+    @property
+    def rank_args(self) -> list[tuple]:
+        """Inputs for the first rank, targets for the last, None in their place elsewhere."""
+        none = [None] * self.microbatches
+        found = []
+        for rank, weights in enumerate(self.weights):
+            inputs = list(self.inputs) if rank == 0 else none
+            found.append((list(weights), inputs, list(self.targets) if rank == self.ranks - 1 else none, self.shape))
+        return found
+
+
+def draw(rng: random.Random, name: str, ranks: int, microbatches: int) -> Case:
+    """A case of random numbers and sizes."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    rows, width = rng.randint(24, 32), 8 * rng.randint(12, 16)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    weights = tuple(tuple(numbers(width, width) * 1.5 / width**0.5 for _ in range(2)) for _ in range(ranks))
+    inputs = tuple(numbers(rows, width) for _ in range(microbatches))
+    targets = tuple(numbers(rows, width) * rng.uniform(0.5, 2) for _ in range(microbatches))
+    tried = f"{name}(stage, inputs, targets, {(rows, width)}) on {ranks} ranks, {microbatches} microbatches"
+    return Case(ranks, microbatches, weights, inputs, targets, tried)
+
+
+class Stage(nn.Module):
+    """Linear layers without bias, tanh after each. notes: "F0", "B0", ... as forwards end and backwards begin."""
+
+    def __init__(self, weights: list[torch.Tensor]):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(weight.clone()) for weight in weights)
+        self.notes: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = torch.tanh(F.linear(x, weight))
+        number = sum(note[0] == "F" for note in self.notes)
+        self.notes.append(f"F{number}")
+        if x.requires_grad:
+            x.register_hook(lambda gradient: self.notes.append(f"B{number}"))
+        return x
+
+
+def call(fn: Callable, weights: list, inputs: list, targets: list, shape: tuple[int, int]) -> Any:
+    """Runs in a rank: (loss or what came instead in words, gradients, notes)."""
+    found = own_work.borrowed(fn, READY_MADE)
+    if found:
+        return Unusable("ready_made", own_work.verdict(found, "").sentence)
+    stage = Stage(weights)
+    inputs = [x if x is None else x.requires_grad_() for x in inputs]
+    out = attempts.called(fn, "stage, inputs, targets, shape", stage, inputs, targets, shape)
+    if attempts.no_result(out):
+        return out
+    if isinstance(out, torch.Tensor) and out.numel() == 1:
+        out = float(out.detach())
+    out = out if out is None or isinstance(out, float) else kind(out)
+    gradients = [None if weight.grad is None else weight.grad.detach().clone() for weight in stage.weights]
+    return out, gradients, list(stage.notes)
+
+
+def observe(fn: Callable, case: Case) -> Observed:
+    """Run the answer on ranks, under watch."""
+    return evidence.observe(call, case.ranks, args=(fn,), rank_args=case.rank_args, deadline_s=30.0)
+
+
+def serial(case: Case) -> tuple[list[float], list[list[list[torch.Tensor]]]]:
+    """Per microbatch its loss, and per microbatch and rank its gradients: of the loss, not of its share of the mean."""
+    losses, gradients = [], []
+    for x, target in zip(case.inputs, case.targets, strict=True):
+        stages = [Stage(list(weights)) for weights in case.weights]
+        with torch.enable_grad():
+            y = x.clone()
+            for stage in stages:
+                y = stage(y)
+            loss = F.mse_loss(y, target)
+            loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append([[weight.grad for weight in stage.weights] for stage in stages])
+    return losses, gradients
+
+
+def replayed(observed: Observed) -> Replay:
+    """The recorded step on equal devices with a free link, sends being rendezvous."""
+    cluster = Cluster(Node("ideal", IDEAL, observed.world_size, FREE))
+    return replay(observed.records, prices(cluster))

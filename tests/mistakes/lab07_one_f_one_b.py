@@ -1,0 +1,309 @@
+"""Answers to exercise 7.3, `one_f_one_b`: wrong ones with the cause each must be told, right ones, cheats."""
+
+import lab07_gpipe as gpipe_answers
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+def _parts(stage, inputs, targets, shape):
+    """(forward(i, x), backward(i, gradient), loss()) of a rank; x and gradient as they were received."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept, losses = {}, []
+
+    def forward(i, x=None):
+        x = inputs[i] if rank == 0 else x.requires_grad_()
+        y = stage(x)
+        if rank == last:
+            y = F.mse_loss(y, targets[i]) / len(inputs)
+            losses.append(y.detach())
+        kept[i] = x, y
+        return y.detach()
+
+    def backward(i, gradient=None):
+        x, y = kept.pop(i)
+        y.backward(gradient)
+        return x.grad
+
+    return forward, backward, lambda: sum(losses) if rank == last else None
+
+
+def asynchronous(stage, inputs, targets, shape, warm_up=None):
+    """isend, waited for at the end."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+    works = []
+
+    def came(peer):
+        buffer = torch.empty(shape)
+        dist.recv(buffer, peer)
+        return buffer
+
+    def do_forward(i):
+        y = forward(i, came(rank - 1) if rank > 0 else None)
+        if rank < last:
+            works.append(dist.isend(y, rank + 1))
+
+    def do_backward(i):
+        gradient = backward(i, came(rank + 1) if rank < last else None)
+        if rank > 0:
+            works.append(dist.isend(gradient, rank - 1))
+
+    first = min(m, last - rank if warm_up is None else warm_up(rank, last, m))
+    for i in range(first):
+        do_forward(i)
+    for i in range(first, m):
+        do_forward(i)
+        do_backward(i - first)
+    for i in range(m - first, m):
+        do_backward(i)
+    for work in works:
+        work.wait()
+    return loss()
+
+
+def batched(stage, inputs, targets, shape, waits=True):
+    """As Megatron does: the send of one and the receive of the other in one batch."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+
+    def exchange(sent=None, to=None, source=None):
+        ops, buffer = [], None
+        if sent is not None and 0 <= to <= last:
+            ops.append(dist.P2POp(dist.isend, sent, to))
+        if source is not None and 0 <= source <= last:
+            buffer = torch.empty(shape)
+            ops.append(dist.P2POp(dist.irecv, buffer, source))
+        for work in dist.batch_isend_irecv(ops) if ops else []:
+            work.wait()
+        return buffer
+
+    first = min(m, last - rank)
+    for i in range(first):
+        exchange(forward(i, exchange(source=rank - 1)), rank + 1)
+    x = exchange(source=rank - 1) if first < m else None
+    for i in range(first, m):
+        gradient = exchange(forward(i, x), rank + 1, source=rank + 1)
+        back = backward(i - first, gradient)
+        x = exchange(back, rank - 1, source=rank - 1 if i + 1 < m else None)
+    for i in range(m - first, m):
+        exchange(backward(i, exchange(source=rank + 1)), rank - 1)
+    return loss()
+
+
+def blocking(stage, inputs, targets, shape):
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+
+    def came(peer):
+        buffer = torch.empty(shape)
+        dist.recv(buffer, peer)
+        return buffer
+
+    def do_forward(i):
+        y = forward(i, came(rank - 1) if rank > 0 else None)
+        if rank < last:
+            dist.send(y, rank + 1)
+
+    def do_backward(i):
+        gradient = backward(i, came(rank + 1) if rank < last else None)
+        if rank > 0:
+            dist.send(gradient, rank - 1)
+
+    first = min(m, last - rank)
+    for i in range(first):
+        do_forward(i)
+    for i in range(first, m):
+        do_forward(i)
+        do_backward(i - first)
+    for i in range(m - first, m):
+        do_backward(i)
+    return loss()
+
+
+def one_more(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, lambda rank, last, m: last - rank + 1)
+
+
+def twice_as_many(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, lambda rank, last, m: 2 * (last - rank))
+
+
+def as_gpipe(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, lambda rank, last, m: m)
+
+
+def no_warm_up(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, lambda rank, last, m: 0)
+
+
+def one_too_few(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, lambda rank, last, m: max(min(1, last - rank), last - rank - 1))
+
+
+def last_in_first_out(stage, inputs, targets, shape):
+    """Backwards take what was kept last."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    kept, total, works = [], 0.0, []
+    first = min(m, last - rank)
+
+    def do_forward(i):
+        nonlocal total
+        x = inputs[i]
+        if rank > 0:
+            x = torch.empty(shape)
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        y = stage(x)
+        if rank < last:
+            works.append(dist.isend(y.detach(), rank + 1))
+        else:
+            y = F.mse_loss(y, targets[i]) / m
+            total += float(y.detach())
+        kept.append((x, y))
+
+    def do_backward():
+        x, y = kept.pop()
+        gradient = None
+        if rank < last:
+            gradient = torch.empty(shape)
+            dist.recv(gradient, rank + 1)
+        y.backward(gradient)
+        if rank > 0:
+            works.append(dist.isend(x.grad, rank - 1))
+
+    for i in range(first):
+        do_forward(i)
+    for i in range(first, m):
+        do_forward(i)
+        do_backward()
+    for _ in range(first):
+        do_backward()
+    for work in works:
+        work.wait()
+    return total
+
+
+def not_divided(stage, inputs, targets, shape):
+    found = asynchronous(stage, inputs, targets, shape)
+    for weight in stage.parameters():
+        weight.grad *= len(inputs)
+    return found
+
+
+def no_cool_down(stage, inputs, targets, shape):
+    """The backwards of the warm-up's microbatches never come."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+    works, first = [], min(m, last - rank)
+    for i in range(m):
+        x = None
+        if rank > 0:
+            x = torch.empty(shape)
+            dist.recv(x, rank - 1)
+        y = forward(i, x)
+        if rank < last:
+            works.append(dist.isend(y, rank + 1))
+        if i >= first:
+            gradient = None
+            if rank < last:
+                gradient = torch.empty(shape)
+                dist.recv(gradient, rank + 1)
+            back = backward(i - first, gradient)
+            if rank > 0:
+                works.append(dist.isend(back, rank - 1))
+    for work in works:
+        work.wait()
+    return loss()
+
+
+def sends_not_waited(stage, inputs, targets, shape):
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+    first = min(m, last - rank)
+    for i in range(m + first):
+        if i < m:
+            x = None
+            if rank > 0:
+                x = torch.empty(shape)
+                dist.recv(x, rank - 1)
+            y = forward(i, x)
+            if rank < last:
+                dist.isend(y, rank + 1)
+        if i >= first:
+            gradient = None
+            if rank < last:
+                gradient = torch.empty(shape)
+                dist.recv(gradient, rank + 1)
+            back = backward(i - first, gradient)
+            if rank > 0:
+                dist.isend(back, rank - 1)
+    return loss()
+
+
+def slow_last_rank(stage, inputs, targets, shape):
+    """The last rank sends every gradient one microbatch late."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    if rank < last:
+        return asynchronous(stage, inputs, targets, shape)
+    forward, backward, loss = _parts(stage, inputs, targets, shape)
+    works, late = [], None
+    buffers = [torch.empty(shape) for _ in range(m)]
+    coming = [dist.irecv(buffer, rank - 1) for buffer in buffers]
+    for i in range(m):
+        if i >= 2 and late is not None:
+            works.append(dist.isend(late, rank - 1))
+            late = None
+        coming[i].wait()
+        forward(i, buffers[i])
+        if i and late is not None:
+            works.append(dist.isend(late, rank - 1))
+        late = backward(i)
+    works.append(dist.isend(late, rank - 1))
+    for work in works:
+        work.wait()
+    return loss()
+
+
+# Cheats
+
+
+def by_torch(stage, inputs, targets, shape):
+    from torch.distributed import pipelining
+
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    made = pipelining.PipelineStage(stage, rank, last + 1, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(made, len(inputs), loss_fn=F.mse_loss)
+    losses = []
+    given = (torch.cat([x.detach() for x in inputs]).requires_grad_(),) if rank == 0 else ()
+    schedule.step(*given, target=torch.cat(targets) if rank == last else None, losses=losses)
+    return sum(float(loss.detach()) for loss in losses) / len(losses) if losses else None
+
+
+def whole_model_everywhere(stage, inputs, targets, shape):
+    return gpipe_answers.whole_model_everywhere(stage, inputs, targets, shape)
+
+
+def one_after_another(stage, inputs, targets, shape):
+    return gpipe_answers.one_after_another(stage, inputs, targets, shape)
+
+
+WRONG = [
+    (blocking, "deadlock"),
+    (one_more, "in_flight"),
+    (twice_as_many, "in_flight"),
+    (as_gpipe, "in_flight"),
+    (no_warm_up, "one_at_a_time"),
+    (one_too_few, "idle"),
+    (last_in_first_out, "mixed_up"),
+    (not_divided, "not_divided"),
+    (no_cool_down, ("unmatched", "returned_early")),
+    (sends_not_waited, "not_waited"),
+    (slow_last_rank, ("idle", "deadlock")),
+]
+RIGHT = [asynchronous, batched]
+CHEATS = [
+    (one_after_another, "one_at_a_time"),
+    (whole_model_everywhere, "whole_model"),
+    (by_torch, "ready_made"),
+]
