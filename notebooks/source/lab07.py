@@ -47,7 +47,7 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 # %% [markdown]
 # The slowest stage sets the pace. The first one has the embedding besides its layers, the last one the head and the loss.
 #
-# **Exercise 7.1: share the layers out** (10 min, easy). `split_stages(layers, num_stages, embedding, head)`: a list of layers per stage, one or more each, so that the slowest stage is as fast as can be. `embedding` and `head` are times, in layers' worth: 0.5 is half a layer.
+# **Exercise 7.1: share the layers out** (10 min, easy). `split_stages(layers, num_stages, embedding, head)`: `layers` is their number; a list of how many each stage gets, one or more, so that the slowest stage is as fast as can be. `embedding` and `head` are times, in layers' worth: 0.5 is half a layer.
 #
 # <details><summary>Hint 1: a question</summary>
 # Give out layers one by one. Which stage should have the next one?
@@ -101,7 +101,7 @@ waiting_guess.reveal(100 * alone.idle_share)
 Markdown(f"**{alone.idle_share:.0%}: each of four ranks waits for three others, forward and backward.**")
 
 # %% [markdown]
-# Cut the batch into m *microbatches*: while rank 1 has the first, rank 0 begins the second. GPipe (arXiv:1811.06965): all forwards, then all backwards.
+# p ranks. Cut the batch into m *microbatches*: while rank 1 has the first, rank 0 begins the second. GPipe (arXiv:1811.06965): all forwards, then all backwards.
 #
 # **Question.** Four ranks, eight microbatches. How many percent idle now?
 
@@ -359,7 +359,7 @@ Markdown(f"**Without the sum the first loss is right, the second off by {apart['
 
 # %% [markdown]
 # ## 5 · Smaller bubbles
-# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps.
+# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps: *ZB-H1* is 1F1B with its Ws there, and keeps no more.
 #
 # **Question.** F, I and W take equally long. ZB-H1, four ranks, eight microbatches: how many percent of all time idle?
 
@@ -373,7 +373,7 @@ zero_guess.reveal(100 * found["ZB-H1"].played)
 Markdown(f"**{found['ZB-H1'].played:.1%} against {found['1F1B'].played:.1%}: the bubble of a rank is (p−1)(F+I−W) instead of (p−1)(F+I+W), with the same {found['ZB-H1'].kept:g} microbatches in flight.**")
 
 # %% [markdown]
-# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations.
+# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations. ZB-V has both ideas: two stages a rank, on the way down and on the way back.
 #
 # Move one control at a time. Which schedule minds that backward takes three times as long?
 
@@ -401,7 +401,7 @@ print(draft.look(draft.read(drawing.text)).sentence)
 # The last rank has no gaps at first. How many Ws can it put off, and where do they go? And rank 0?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>print(drawing.text)</code> shows the format. ZB-H1: figure 2 of arXiv:2401.10241, where rank r does its first W r microbatches late.
+# <code>print(drawing.text)</code> shows the format; of a row only the order counts, dots may be left out. ZB-H1: figure 2 of arXiv:2401.10241, where rank r does its first W r microbatches late.
 # </details>
 
 
@@ -437,7 +437,7 @@ Markdown(f"**Idle {play(mine).idle_share:.1%}, 1F1B {theory.idle_share(4, 8):.1%
 
 # %% [markdown]
 # ## 6 · What the wire costs
-# Llama 3.1 405B on 16 GPUs. For a microbatch, a pipeline's GPU sends a hidden state on and a gradient back.
+# Llama 3.1 405B, 126 layers, on 16 GPUs. For a microbatch, a pipeline's GPU sends a hidden state on and a gradient back.
 #
 # **Question.** How many times as many bytes does tensor parallel send from each GPU?
 
