@@ -55,9 +55,9 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 
 # %% [markdown]
 # ## 2 · Column, then row
-# An MLP: `down(silu(gate(x)) * up(x))`. Cut all by columns: the middle, 3.5 times as wide as x, is gathered, then the result. Cut `down` by rows: a rank's columns of the middle are just what it needs, and one all_reduce adds up the result.
+# An MLP: `down(silu(gate(x)) * up(x))`. All by columns: gather the middle's columns, 3.5 times x's, then the result's. `down` by rows: its rank has them; one all_reduce.
 #
-# **Question.** Forward alone: how many times as many bytes does a rank send the first way?
+# **Question.** How many times as many bytes does the first way send, forward?
 
 # %%
 ways_guess = labkit.predict("6.ways", ..., "times")  # your number in place of the dots
@@ -314,7 +314,7 @@ labkit.check("6.3")
 
 # %% [markdown]
 # ## 5 · The vocabulary
-# The last matrix, `lm_head`, is widest: 128,256 columns in Llama 3. (No head of attention this time.) Each rank has some logits; the loss needs all:
+# The last matrix, `lm_head`, is widest: 128,256 columns in Llama 3. Each rank has some logits; the loss needs all:
 #
 # loss = log Σ exp(z − m) − (z of the target − m), with m the largest logit: three numbers per token.
 
@@ -469,7 +469,7 @@ Markdown(f"**Two ranks instead of one, times as fast: formula {faster['formula']
 # %% [markdown]
 # The formula has products and all_reduces; the replay also norms and residuals, which every rank does *whole*.
 #
-# **Question.** A layer of hidden 1,024, 1,024 tokens, on eight A100s (NVLink, 300 GB/s per GPU). Four move to another node (25 GB/s per GPU between). How many times as long does it take?
+# **Question.** Hidden 1,024, 1,024 tokens, eight A100s on NVLink (300 GB/s). Four move to another node (25 GB/s per GPU). A layer takes how many times as long?
 
 # %%
 across_guess = labkit.predict("6.across", ..., "times")
@@ -672,7 +672,7 @@ Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and
 
 # %% [markdown]
 # ## 8 · The same in torch and DeepSpeed
-# torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f.
+# torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f. DeepSpeed's AutoTP finds the matrices by their modules' names.
 
 # %%
 for prepared in (False, True):

@@ -31,10 +31,10 @@ from labkit.schedule.validate import validate
 from labkit.view import curves, draft, editor, gantt, pipeline
 
 # %% [markdown]
-# **Where this hour leads.** A model cut into four stages, a batch cut into eight microbatches. Blue computes, a number is a microbatch, grey is idle. You will write this loop, and then draw a better one.
+# **Where this hour leads.** A model cut into four stages, a batch cut into six microbatches. Blue computes, a number is a microbatch, grey is idle. You will write this loop, and then draw a better one.
 
 # %%
-axes = gantt.with_kept(play(one_f_one_b_schedule(4, 8)), "1F1B, 4 ranks, 8 microbatches")
+axes = gantt.with_kept(play(one_f_one_b_schedule(4, 6)), "1F1B, 4 ranks, 6 microbatches")
 
 # %% [markdown]
 # ## 1 · One worker, and four stages
@@ -373,7 +373,7 @@ zero_guess.reveal(100 * found["ZB-H1"].played)
 Markdown(f"**{found['ZB-H1'].played:.1%} against {found['1F1B'].played:.1%}: the bubble of a rank is (p−1)(F+I−W) instead of (p−1)(F+I+W), with the same {found['ZB-H1'].kept:g} microbatches in flight.**")
 
 # %% [markdown]
-# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations. ZB-V has both ideas: two stages a rank, on the way down and on the way back.
+# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations. ZB-V has both ideas: two stages a rank, laid out in a V, so that rank 0 has the first and the last.
 #
 # Move one control at a time. Which schedule minds that backward takes three times as long?
 

@@ -31,7 +31,7 @@ LINKS = ("NVLink 4", "InfiniBand NDR", "100 GbE", "10 GbE")
 
 def leads() -> Drawn:
     """1F1B, with what each rank keeps."""
-    return drawn(_gantt(one_f_one_b_schedule(4, 8), "four ranks, eight microbatches", kept=True))
+    return drawn(_gantt(one_f_one_b_schedule(4, 6), "four ranks, six microbatches", kept=True))
 
 
 def split() -> Drawn:
