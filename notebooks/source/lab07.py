@@ -31,7 +31,7 @@ from labkit.schedule.validate import validate
 from labkit.view import curves, draft, editor, gantt, pipeline
 
 # %% [markdown]
-# **Where this hour leads.** A model cut into four stages, a batch cut into six microbatches. Blue computes, a number is a microbatch, grey is idle; at the right, how many microbatches a rank must remember at once. You will write this loop, and then draw a better one.
+# **Where this hour leads.** A model cut into four stages, a batch cut into six microbatches. Blue computes, a number is a microbatch, grey is idle; at the right, the most a rank keeps. You will write this loop, and then draw a better one.
 
 # %%
 axes = gantt.with_kept(play(one_f_one_b_schedule(4, 6)), "1F1B, 4 ranks, 6 microbatches")
@@ -288,7 +288,7 @@ Markdown(f"**Serial's losses to {max(off.values()):.0e}. Of {serial.kept[0]:,} p
 
 # %% [markdown]
 # ### A send that waits
-# Now every send waits until it is taken, as `dist.send` does. 1F1B on four ranks, messages alone; 2F1 below is stage 2, forward, microbatch 1.
+# Now every send waits until it is taken, as `dist.send` does. 1F1B on four ranks, messages alone; 2F1 is stage 2, forward, microbatch 1.
 #
 # **Question.** Two neighbours will wait for each other for ever. Which ones? Give the first rank's number.
 
