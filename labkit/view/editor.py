@@ -82,8 +82,7 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
     """Make clicks change the text, and everything follow it."""
 
     def tell(sentence: str, good: bool = False) -> None:
-        mark = COLOURS["optimizer"] if good else COLOURS["gradients"]
-        parts.told.value = f'<b style="color:{mark}">{"&#10003;" if good else "&#9679;"}</b> {html.escape(sentence)}'
+        parts.told.value = _verdict(sentence, good)
 
     def follow(_: Any = None) -> None:
         try:
@@ -99,12 +98,7 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
     def click(rank: int, column: int) -> None:
         try:
             drawn = draft.read(parts.area.value)
-            if parts.kind.value == ERASE:
-                drawn = draft.erase(drawn, rank, column)
-            else:
-                own = drawn.schedule.stages_of(rank)
-                stage = own[0] if parts.stage.value is None and own else parts.stage.value
-                drawn = draft.put(drawn, rank, column, parts.kind.value, stage if stage is not None else 0)
+            drawn = _clicked(drawn, rank, column, parts.kind.value, parts.stage.value)
         except ValueError as error:
             tell(str(error))
             return
@@ -123,6 +117,21 @@ def _wire(parts: Editor, run: Run | None, show: Callable[[draft.Draft, draft.Loo
     parts.tidy.on_click(tidy)
     parts.run.on_click(go)
     follow()
+
+
+def _clicked(drawn: draft.Draft, rank: int, column: int, kind: str, stage: int | None) -> draft.Draft:
+    """The draft after a click on a cell. stage: None is the first that the rank has. ValueError as in `draft`."""
+    if kind == ERASE:
+        return draft.erase(drawn, rank, column)
+    own = drawn.schedule.stages_of(rank)
+    stage = own[0] if stage is None and own else stage
+    return draft.put(drawn, rank, column, kind, stage if stage is not None else 0)
+
+
+def _verdict(sentence: str, good: bool) -> str:
+    """The sentence as HTML, with a tick or a dot before it."""
+    mark = COLOURS["optimizer"] if good else COLOURS["gradients"]
+    return f'<b style="color:{mark}">{"&#10003;" if good else "&#9679;"}</b> {html.escape(sentence)}'
 
 
 def _fill(parts: Editor, drawn: draft.Draft, click: Callable[[int, int], None]) -> None:

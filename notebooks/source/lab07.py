@@ -359,7 +359,7 @@ Markdown(f"**Without the sum the first loss is right, the second off by {apart['
 
 # %% [markdown]
 # ## 5 · Smaller bubbles
-# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps: *ZB-H1* is 1F1B with its Ws there, and keeps no more.
+# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps: *ZB-H1* is 1F1B with its Ws there; no rank keeps more than rank 0.
 #
 # **Question.** F, I and W take equally long. ZB-H1, four ranks, eight microbatches: how many percent of all time idle?
 
