@@ -80,7 +80,8 @@ def _picture() -> tuple[Figure, Callable[..., None]]:
     title = figure.suptitle(" ", fontsize=9)
     set_spans = lanes.moving(left)
     left.axvline(1.0, color=COLOURS["ink"], linewidth=1.2, linestyle="--", zorder=4).set_animated(True)
-    left.set_xlabel("time, in a rank's own work; the dashed line: without any idle time", fontsize=8)
+    below = "time, in a rank's own work; dashed: without any idle time; paler: a rank's further stages"
+    left.set_xlabel(below, fontsize=8)
     left.set_yticks(range(lanes.MOST_RANKS), [f"rank {rank}" for rank in range(lanes.MOST_RANKS)])  # keeps their room
     kept = right.barh(range(lanes.MOST_RANKS), [0.0] * lanes.MOST_RANKS, height=0.8, color=COLOURS["activations"])
     told = [right.text(0, rank, "", va="center", fontsize=8) for rank in range(lanes.MOST_RANKS)]

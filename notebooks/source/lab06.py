@@ -34,7 +34,7 @@ from labkit.record.replay import replay
 from labkit.view import curves, cut, plot, tensor
 
 # %% [markdown]
-# **Where this hour leads.** The matrices of one layer, drawn to scale, on four ranks. A colour is what a rank keeps, and all that it computes with. Between f and g nobody talks.
+# **Where this hour leads.** The matrices of one layer, drawn to scale, on four ranks. A colour is what a rank keeps, and all that it computes with. Ranks talk at f and at g (section 3), and not between.
 
 # %%
 ax = cut.layer(named("llama-3.1-8b"), 4, "one layer of llama-3.1-8b on 4 ranks; inputs down, outputs across")
@@ -55,9 +55,9 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 
 # %% [markdown]
 # ## 2 · Column, then row
-# An MLP: `down(silu(gate(x)) * up(x))`. Cut all by columns: the middle, 3.5 times as wide as x, is gathered, then the result. Cut `down` by rows: one all_reduce.
+# An MLP: `down(silu(gate(x)) * up(x))`. All by columns: gather the middle's columns, 3.5 times x's, then the result's. `down` by rows: its rank has them; one all_reduce.
 #
-# **Question.** How many times as many bytes does the first way send?
+# **Question.** How many times as many bytes does the first way send, forward?
 
 # %%
 ways_guess = labkit.predict("6.ways", ..., "times")  # your number in place of the dots
@@ -314,7 +314,7 @@ labkit.check("6.3")
 
 # %% [markdown]
 # ## 5 · The vocabulary
-# The head is widest: 128,256 columns in Llama 3. Each rank has some logits; the loss needs all:
+# The last matrix, `lm_head`, is widest: 128,256 columns in Llama 3. Each rank has some logits; the loss needs all:
 #
 # loss = log Σ exp(z − m) − (z of the target − m), with m the largest logit: three numbers per token.
 
@@ -372,7 +372,7 @@ labkit.check("6.4")
 labkit.check("6.4b")
 
 # %% [markdown]
-# All of it together: a Llama on two ranks, and on four with two kv heads. Watch the *input* gradients too: at the embedding's output everything above must be right.
+# All of it together: a Llama on two ranks, and on four with two kv heads. Watch the gradients of the *input* too: at the embedding's output, they are right only if everything above is.
 
 
 # %%
@@ -396,7 +396,7 @@ for trained in (on_two, on_four):
     print({what: f"{off:.0e}" for what, off in lab06.differences(trained, serial).items()})
 print(pictures.calls_table(on_two))
 gather = comm.sent_bytes("all_gather", 2 * shape.vocab, 8) / comm.sent_bytes("all_reduce", 3 * 4, 8)
-Markdown(f"**Of two layers: two all_reduces forward and two backward each, one for the embedding, one before the head. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
+Markdown(f"**Of two layers: two all_reduces forward and two backward each, one for the embedding, one before `lm_head`. Three numbers per token for the loss: Llama 3.1's logits, gathered in bf16 on 8 ranks, would be {gather:,.0f} times as many bytes.** {note_all}")
 
 # %% [markdown]
 # ### Random numbers
@@ -427,7 +427,7 @@ Markdown(f"**{equal:.0f}% equal: ranks go on with different x, layer by layer, w
 # So: one seed for all where ranks hold the same (after g, norms), a seed of its own between f and g (shards, dropout in a head). Megatron-LM keeps two random states for this. Or draw the whole matrix with one seed, then cut, as you did.
 #
 # ## 6 · What the network costs
-# Nothing hides these all_reduces: the next product waits. One layer, forward and backward, on this machine: formula (products at this machine's speed, four all_reduces), replay, clock. What else the machine does shows in it: run it again.
+# Nothing hides these all_reduces: the next product waits. One layer, forward and backward, on this machine: formula (products at this machine's speed, four all_reduces), replay, clock. Whatever else the machine does shows in the clock: run it again.
 
 
 # %%
@@ -469,7 +469,7 @@ Markdown(f"**Two ranks instead of one, times as fast: formula {faster['formula']
 # %% [markdown]
 # The formula has products and all_reduces; the replay also norms and residuals, which every rank does *whole*.
 #
-# **Question.** A layer of hidden 1,024 on eight A100s. Four move to another node (200 Gbit/s per GPU). How many times as long does it take?
+# **Question.** Hidden 1,024, 1,024 tokens, eight A100s on NVLink (300 GB/s). Four move to another node (25 GB/s per GPU). A layer takes how many times as long?
 
 # %%
 across_guess = labkit.predict("6.across", ..., "times")
@@ -582,7 +582,7 @@ labkit.check("6.5")
 #
 # **Exercise 6.6: round the ring** (25 min, hard)
 #
-# `ring_attention(q, k, v, group)`, each (b, heads, s/n, d): causal attention, of 2n chunks this rank has r and 2n−1−r. Messages to the right neighbour only: k and v, n−1 times; in backward their gradients too. Blocks that the mask empties are not computed.
+# `ring_attention(q, k, v, group)`, each (b, heads, s/n, d): causal attention, n ranks: of 2n chunks, rank r has r and 2n−1−r. Messages to the right neighbour only: k and v, n−1 times; in backward their gradients too. Blocks that the mask empties are not computed.
 #
 # <details><summary>Hint 1: a question</summary>
 # Why two chunks? With one, how many blocks has the first rank, and how many the last?
@@ -672,7 +672,7 @@ Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and
 
 # %% [markdown]
 # ## 8 · The same in torch and DeepSpeed
-# torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f.
+# torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f. DeepSpeed's AutoTP finds the matrices by their modules' names.
 
 # %%
 for prepared in (False, True):

@@ -31,10 +31,10 @@ from labkit.schedule.validate import validate
 from labkit.view import curves, draft, editor, gantt, pipeline
 
 # %% [markdown]
-# **Where this hour leads.** A model cut into four stages, a batch cut into eight microbatches. Blue computes, a number is a microbatch, grey is idle. You will write this loop, and then draw a better one.
+# **Where this hour leads.** A model cut into four stages, a batch cut into six microbatches. Blue computes, a number is a microbatch, grey is idle; at the right, the most a rank keeps. You will write this loop, and then draw a better one.
 
 # %%
-axes = gantt.with_kept(play(one_f_one_b_schedule(4, 8)), "1F1B, 4 ranks, 8 microbatches")
+axes = gantt.with_kept(play(one_f_one_b_schedule(4, 6)), "1F1B, 4 ranks, 6 microbatches")
 
 # %% [markdown]
 # ## 1 · One worker, and four stages
@@ -47,7 +47,7 @@ Markdown(f"**Serial baseline: ten steps of a small Llama take the loss from {ser
 # %% [markdown]
 # The slowest stage sets the pace. The first one has the embedding besides its layers, the last one the head and the loss.
 #
-# **Exercise 7.1: share the layers out** (10 min, easy). `split_stages(layers, num_stages, embedding, head)`: a list of layers per stage, one or more each, so that the slowest stage is as fast as can be. `embedding` and `head` are times, in layers' worth: 0.5 is half a layer.
+# **Exercise 7.1: share the layers out** (10 min, easy). `split_stages(layers, num_stages, embedding, head)`: `layers` is their number; a list of how many each stage gets, one or more, so that the slowest stage is as fast as can be. `embedding` and `head` are times, in layers' worth: 0.5 is half a layer.
 #
 # <details><summary>Hint 1: a question</summary>
 # Give out layers one by one. Which stage should have the next one?
@@ -101,7 +101,7 @@ waiting_guess.reveal(100 * alone.idle_share)
 Markdown(f"**{alone.idle_share:.0%}: each of four ranks waits for three others, forward and backward.**")
 
 # %% [markdown]
-# Cut the batch into m *microbatches*: while rank 1 has the first, rank 0 begins the second. GPipe (arXiv:1811.06965): all forwards, then all backwards.
+# p ranks. Cut the batch into m *microbatches*: while rank 1 has the first, rank 0 begins the second. GPipe (arXiv:1811.06965): all forwards, then all backwards.
 #
 # **Question.** Four ranks, eight microbatches. How many percent idle now?
 
@@ -195,7 +195,7 @@ print(f"m = 8, against the clock: formula {off[0]:+.0%}, replay {off[1]:+.0%}")
 Markdown("**Eight microbatches instead of one take {:.1f} times as long by formula, {:.1f} by replay, {:.1f} by the clock; one after the other they would take 8.**".format(*grown))
 
 # %% [markdown]
-# The clock includes what the formula leaves out: messages, Python between them, and whatever else this machine does.
+# The clock includes what the formula leaves out: messages, Python between them, and whatever else this machine does; when it is busy, eight can take longer than 8. Run it again then.
 #
 # ## 3 · What a forward leaves behind
 # More microbatches, less bubble. But each forward leaves activations until its backward, and GPipe has all m of them.
@@ -290,7 +290,7 @@ Markdown(f"**Serial's losses to {max(off.values()):.0e}. Of {serial.kept[0]:,} p
 
 # %% [markdown]
 # ### A send that waits
-# Now every send waits until it is taken, as `dist.send` does. 1F1B on four ranks, messages alone.
+# Now every send waits until it is taken, as `dist.send` does. 1F1B on four ranks, messages alone; 2F1 is stage 2, forward, microbatch 1.
 #
 # **Question.** Two neighbours will wait for each other for ever. Which ones? Give the first rank's number.
 
@@ -361,7 +361,7 @@ Markdown(f"**Without the sum the first loss is right, the second off by {apart['
 
 # %% [markdown]
 # ## 5 · Smaller bubbles
-# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps.
+# Two ideas. *Interleaved* (arXiv:2104.04473): v smaller stages per rank, so a rank waits for shorter ones; v times the messages. *Zero bubble* (arXiv:2401.10241): cut backward into **I**, the gradient of the input, which the rank before waits for, and **W**, the gradients of the weights, which nobody waits for. W fills gaps: *ZB-H1* is 1F1B with its Ws there; no rank keeps more than rank 0.
 #
 # **Question.** F, I and W take equally long. ZB-H1, four ranks, eight microbatches: how many percent of all time idle?
 
@@ -375,7 +375,7 @@ zero_guess.reveal(100 * found["ZB-H1"].played)
 Markdown(f"**{found['ZB-H1'].played:.1%} against {found['1F1B'].played:.1%}: the bubble of a rank is (p−1)(F+I−W) instead of (p−1)(F+I+W), with the same {found['ZB-H1'].kept:g} microbatches in flight.**")
 
 # %% [markdown]
-# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations.
+# Interleaved, of the work: (p−1)/(vm). ZB-H2 brings a rank's bubble down to (p−1)(F+I−2W), zero when all are equal, for about twice the activations. ZB-V has both ideas: two stages a rank, laid out in a V, so that rank 0 has the first and the last.
 #
 # Move one control at a time. Which schedule minds that backward takes three times as long?
 
@@ -403,7 +403,7 @@ print(draft.look(draft.read(drawing.text)).sentence)
 # The last rank has no gaps at first. How many Ws can it put off, and where do they go? And rank 0?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>print(drawing.text)</code> shows the format. ZB-H1: section 2.1 of arXiv:2401.10241; rank r does its first W r microbatches late.
+# <code>print(drawing.text)</code> shows the format; of a row only the order counts, dots may be left out. ZB-H1: figure 3 of arXiv:2401.10241; rank r does its first W r microbatches late.
 # </details>
 
 
@@ -439,7 +439,7 @@ Markdown(f"**Idle {play(mine).idle_share:.1%}, 1F1B {theory.idle_share(4, 8):.1%
 
 # %% [markdown]
 # ## 6 · What the wire costs
-# Llama 3.1 405B on 16 GPUs. For a microbatch, a pipeline's GPU sends a hidden state on and a gradient back.
+# Llama 3.1 405B, 126 layers, on 16 GPUs. For a microbatch, a pipeline's GPU sends a hidden state on and a gradient back.
 #
 # **Question.** How many times as many bytes does tensor parallel send from each GPU?
 

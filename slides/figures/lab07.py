@@ -31,7 +31,7 @@ LINKS = ("NVLink 4", "InfiniBand NDR", "100 GbE", "10 GbE")
 
 def leads() -> Drawn:
     """1F1B, with what each rank keeps."""
-    return drawn(_gantt(one_f_one_b_schedule(4, 8), "four ranks, eight microbatches", kept=True))
+    return drawn(_gantt(one_f_one_b_schedule(4, 6), "four ranks, six microbatches", kept=True))
 
 
 def split() -> Drawn:
@@ -129,10 +129,10 @@ def gaps() -> Drawn:
 def wire() -> Drawn:
     """Bytes a GPU sends for a microbatch, by pipeline and by tensor parallel."""
     models = (MODEL, "llama-3.1-70b", LARGE)
-    sent = [pictures.wire(named(name), 8, 8192) for name in models]
+    sent = [pictures.wire(named(name), 16, 8192) for name in models]
     series = [("pipeline", [each.pipeline / 1e9 for each in sent])]
     series.append(("tensor parallel", [each.tensor / 1e9 for each in sent]))
-    ax = curves.bars(series, models, "GB", "sent by a GPU of 8 for 8,192 tokens", parts.wide(10))
+    ax = curves.bars(series, models, "GB", "sent by a GPU of 16 for 8,192 tokens", parts.wide(10))
     ax.set_yscale("log")
     ax.set_ylim(0.05, 1000)
     return drawn(ax, times=f"{sent[-1].times:.0f}")
