@@ -717,6 +717,6 @@ for claim in claims():
 # | `ParallelAttention` | the same, with `num_heads / t` | kv heads bound t |
 # | `vocab_parallel_cross_entropy` | `loss_parallel()` | three numbers per token |
 # | `SequenceParallelMLP` | `SequenceParallel` | the same bytes, activations over t |
-# | `ring_attention` | `context_parallel`; DeepSpeed-Ulysses | k and v travel, queries stay |
+# | `ring_attention` | `context_parallel`; DeepSpeed-Ulysses cuts heads instead | k and v travel, queries stay |
 #
 # **An open question.** Inside a node tensor parallel pays, across nodes it does not. A model of 405 billion parameters fits in no node. What could be cut so that between nodes only one tensor per layer *stack* travels? Lab 07 cuts the stack. (`labkit progress` in a terminal shows your points.)

@@ -401,7 +401,7 @@ print(draft.look(draft.read(drawing.text)).sentence)
 # The last rank has no gaps at first. How many Ws can it put off, and where do they go? And rank 0?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>print(drawing.text)</code> shows the format. ZB-H1: figure 2 of arXiv:2401.10241, where rank r does its first W r microbatches late.
+# <code>print(drawing.text)</code> shows the format. ZB-H1: figure 3 (top) of arXiv:2401.10241, where rank r does its first W r microbatches late.
 # </details>
 
 
