@@ -86,7 +86,7 @@ class _Runner:
 
     def send(self, message: Message) -> None:
         key = message.kind, message.stage, message.microbatch
-        tensor = self.made.pop(key)
+        tensor = self.made.pop(key).contiguous()  # gloo and NCCL send nothing else
         self.going[key] = dist.isend(tensor, group=self.group, group_dst=message.destination), tensor
 
     def recv(self, message: Message) -> None:
@@ -128,9 +128,8 @@ class _Runner:
 
     def input(self, action: Action) -> None:
         kept, gradient = self._take(action)
-        found, pieces = backward_input(
-            kept.output, gradient, kept.entry, self.stages[action.stage].parameters()
-        )
+        parameters = self.stages[action.stage].parameters()
+        found, pieces = backward_input(kept.output, gradient, kept.entry, parameters)
         self.put_off[action.stage, action.microbatch] = kept, found, pieces
         self._hand_on(action, found)
 

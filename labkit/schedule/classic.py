@@ -1,7 +1,8 @@
 """GPipe, 1F1B and the interleaved 1F1B: schedules with full backwards.
 
 Left out: PipeDream's schedules without a flush, whose weights differ between the forward and the backward of a
-microbatch, so that gradients are not those of a serial run.
+microbatch, so that gradients are not those of a serial run; GPipe's re-materialization, with which a rank keeps m
+stage inputs and computes the rest again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ sizes, and the gradients that copies and tied weights add up at the end of a ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from labkit.schedule.actions import Action, Result, Schedule, needs
@@ -93,7 +94,7 @@ def plan(schedule: Schedule) -> tuple[tuple[Step, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A rank that waits for ever for a message, `position` being the action before which or after which."""
+    """A rank that waits for ever for `other` (or itself), `position` being the action before which or after which."""
 
     rank: int
     position: int
@@ -152,6 +153,11 @@ def _who_waits(programs: list[list[Batch]], at: list[int], taken: set[Message]) 
             other = message.destination if sends else message.source
             way = f"to send rank {other} {message.words}" if sends else f"for {message.words}, from rank {other}"
             waits[rank] = Stuck(rank, position, other, f"{where} {way}")
+    return circle(waits)
+
+
+def circle(waits: Mapping[int, Stuck]) -> list[Stuck]:
+    """Of who waits for whom, a circle, in order of ranks; [] when nobody waits."""
     if not waits:
         return []
     path, rank = [], next(iter(waits))

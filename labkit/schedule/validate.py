@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.schedule.actions import Action, Result, Schedule, in_flight, needs
-from labkit.schedule.messages import SENDS, stuck_messages
+from labkit.schedule.messages import SENDS, Stuck, circle, stuck_messages
 
 WORDS = {"F": "the forward", "I": "the backward", "W": "the weights' gradient"}
 
@@ -123,16 +123,6 @@ def _misordered(schedule: Schedule) -> Fault | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """A rank that cannot go on at an action of its list, for what another (or itself) does not get to."""
-
-    rank: int
-    position: int
-    other: int
-    words: str
-
-
 def _stuck(schedule: Schedule) -> Fault | None:
     """Let every rank go as far as it can, sending for nothing: whoever is left waits in a circle."""
     done: set[Result] = set()
@@ -153,23 +143,14 @@ def _stuck(schedule: Schedule) -> Fault | None:
             other = schedule.placement[stage]
             who = "itself" if other == rank else f"rank {other}"
             words = f"for {WORDS[kind]} of microbatch {microbatch} at stage {stage}, from {who}"
-            waits[rank] = _Wait(rank, at[rank] + 1, other, f"before {action} (action {at[rank] + 1}) {words}")
+            waits[rank] = Stuck(rank, at[rank] + 1, other, f"before {action} (action {at[rank] + 1}) {words}")
     if not waits:
         return None
-    circle = _circle(waits)
-    return Fault("dependency", circle[0].rank, circle[0].position, _told(circle))
+    found = circle(waits)
+    return Fault("dependency", found[0].rank, found[0].position, _told(found))
 
 
-def _circle(waits: dict) -> list:
-    """Of who waits for whom, a circle."""
-    path, rank = [], next(iter(waits))
-    while rank not in path:
-        path.append(rank)
-        rank = waits[rank].other
-    return [waits[each] for each in sorted(path[path.index(rank) :])]
-
-
-def _told(waits: Sequence) -> str:
+def _told(waits: Sequence[Stuck]) -> str:
     parts = "; ".join(f"rank {wait.rank} waits {wait.words}" for wait in waits)
     if len(waits) == 1 and waits[0].other == waits[0].rank:
         return f"{parts}, which it would do later"

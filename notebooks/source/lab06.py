@@ -24,7 +24,7 @@ from labkit.cost.shapes import attention_parameters
 from labkit.cost.tensor_claims import claims
 from labkit.cost.tensor_parallel import layer_time, llama_like
 from labkit.labs import lab02, lab06
-from labkit.labs.lab06 import engines, pictures, standins, torchs
+from labkit.labs.lab06 import engines, pictures, shares, standins, torchs
 from labkit.model.deepspeed import import_deepspeed
 from labkit.model.fake import llama_shape
 from labkit.model.llama import MLP, Layer, Shape, rotary, rotate
@@ -484,15 +484,19 @@ lanes = [lane for name in ("one node", "two nodes") for lane in lab02.lanes(Simp
 ax = plot.timeline(lanes, f"rank 0 of 8 A100, a layer of hidden 1024, 1024 tokens, replayed {note_all}")
 plt.show()
 across_guess.reveal(on["two nodes"].time_s / on["one node"].time_s)
-shares = {name: f"{each.exposed_s(0) / each.time_s:.0%}" for name, each in on.items()}
+spent = {name: f"{each.exposed_s(0) / each.time_s:.0%}" for name, each in on.items()}
 formula = [layer_time(llama_like(1024), 1024, 1024, c.node.device, on_cluster(c), "tf32").share for c in places.values()]
-print("share of communication:", shares, "by formula:", [f"{share:.0%}" for share in formula])
+print("share of communication:", spent, "by formula:", [f"{share:.0%}" for share in formula])
 Markdown(f"**{on['two nodes'].time_s / on['one node'].time_s:.2f} times; over one card of 10 Gbit/s {on['10 GbE'].time_s / on['one node'].time_s:.0f} times. Tensor parallel stays inside a node.**")
 
 # %% [markdown]
 # The formula's share is higher: norms and residuals are free there. FLOPs grow with h², bytes with h, latency not at all: small models get *slower*. From which hidden size on do eight H100s beat one? What do two nodes change? Do more tokens help?
 
 # %%
+by_wire = {wire: [100 * each for each in found] for wire, found in shares.shares().items()}
+title = f"a layer of llama-3.1-8b, {shares.TOKENS:,} tokens, H100s on one wire, replayed"
+ax = curves.bars(list(by_wire.items()), [f"tp {degree}" for degree in shares.DEGREES], "% of the time communicating", title)
+plt.show()
 tensor.tensor()
 
 # %% [markdown]
@@ -717,6 +721,6 @@ for claim in claims():
 # | `ParallelAttention` | the same, with `num_heads / t` | kv heads bound t |
 # | `vocab_parallel_cross_entropy` | `loss_parallel()` | three numbers per token |
 # | `SequenceParallelMLP` | `SequenceParallel` | the same bytes, activations over t |
-# | `ring_attention` | `context_parallel`; DeepSpeed-Ulysses | k and v travel, queries stay |
+# | `ring_attention` | `context_parallel`; DeepSpeed-Ulysses cuts heads instead | k and v travel, queries stay |
 #
 # **An open question.** Inside a node tensor parallel pays, across nodes it does not. A model of 405 billion parameters fits in no node. What could be cut so that between nodes only one tensor per layer *stack* travels? Lab 07 cuts the stack. (`labkit progress` in a terminal shows your points.)

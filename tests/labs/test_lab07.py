@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from labkit.labs import lab07
-from labkit.labs.lab07 import design, one_f_one_b, split, steps, told
+from labkit.labs.lab07 import design, one_f_one_b, reference, split, standins, steps, told
 from labkit.ranks.launch import launch
 
 
@@ -73,19 +72,20 @@ def test_a_stage_notes_forwards_and_backwards_as_they_come():
 
 def stand_ins(weights, inputs, targets, shape):
     found = []
-    for fn in (lab07.run_gpipe, lab07.run_one_f_one_b):
+    for fn in (standins.gpipe, standins.one_f_one_b):
         stage = steps.Stage(weights)
         loss = fn(stage, inputs, targets, shape)
         found.append((loss, [weight.grad for weight in stage.weights], stage.notes))
     tied = torch.nn.Parameter(torch.zeros(3))
     tied.grad = torch.ones(3)
-    lab07.sum_by_labkit(tied)
+    reference.sum_by_labkit(tied)
     return found, tied.grad
 
 
 def test_what_stands_in_for_an_answer_is_right():
     case = steps.draw(random.Random(2), "gpipe", 2, 4)
-    by_rank = launch(stand_ins, 2, rank_args=case.rank_args, prints="quiet", preload=("labkit.labs.lab07",))
+    preload = ("labkit.labs.lab07.reference", "labkit.model.pipeline")
+    by_rank = launch(stand_ins, 2, rank_args=case.rank_args, prints="quiet", preload=preload)
     losses, parts = steps.serial(case)
     for rank, (found, tied) in enumerate(by_rank):
         assert tied.tolist() == [2, 2, 2]
@@ -94,5 +94,5 @@ def test_what_stands_in_for_an_answer_is_right():
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, due, strict=True))
             assert one_f_one_b.in_flight(notes) == most
             assert loss is None if rank == 0 else loss == pytest.approx(sum(losses) / 4)
-    assert design._bad((4, 8), design._read((4, 8), lab07.zb_h1_text(4, 8))[0]) is None
-    assert sum(lab07.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]
+    assert design._bad((4, 8), design._read((4, 8), reference.zb_h1_text(4, 8))[0]) is None
+    assert sum(reference.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]

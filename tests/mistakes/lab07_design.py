@@ -130,12 +130,19 @@ def by_labkit(ranks, microbatches):
 
 def all_on_one_rank(ranks, microbatches):
     """One rank works without a gap; the others have nothing to do."""
-    own = [f"{stage}F{i}" for i in range(microbatches) for stage in range(ranks)]
     own = []
     for i in range(microbatches):
         own += [f"{stage}F{i}" for stage in range(ranks)] + [f"{stage}B{i}" for stage in reversed(range(ranks))]
     lists = [own, *[[] for _ in range(ranks - 1)]]
     return _text("alone", ranks, microbatches, " ".join(["0"] * ranks), lists)
+
+
+def data_parallel(ranks, microbatches):
+    """A whole copy of the model on every rank: no bubble, and no pipeline."""
+    share = microbatches // ranks
+    lists = [[f"{r}{kind}{i}" for i in range(r * share, (r + 1) * share) for kind in "FB"] for r in range(ranks)]
+    text = _text("copies", ranks, microbatches, " ".join(map(str, range(ranks))), lists)
+    return text.replace("\n", f", {ranks} copies\n", 1)
 
 
 def by_a_patched_clock(ranks, microbatches):
@@ -170,5 +177,6 @@ CHEATS = [
     (half_of_them, "other_sizes"),
     (by_labkit, "ready_made"),
     (all_on_one_rank, "no_better"),
+    (data_parallel, "copies"),
     (by_a_patched_clock, "patched"),
 ]

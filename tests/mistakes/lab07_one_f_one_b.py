@@ -281,6 +281,17 @@ def one_after_another(stage, inputs, targets, shape):
     return gpipe_answers.one_after_another(stage, inputs, targets, shape)
 
 
+def as_gpipe_with_other_notes(stage, inputs, targets, shape):
+    """GPipe, whose order is then written anew where the stage has noted it."""
+    loss = as_gpipe(stage, inputs, targets, shape)
+    m, first = len(inputs), min(len(inputs), dist.get_world_size() - 1 - dist.get_rank())
+    notes = [f"F{i}" for i in range(first)]
+    for i in range(m):
+        notes += ([f"F{first + i}"] if first + i < m else []) + [f"B{i}"]
+    stage.notes[:] = notes
+    return loss
+
+
 WRONG = [
     (blocking, "deadlock"),
     (one_more, "in_flight"),
@@ -299,4 +310,5 @@ CHEATS = [
     (one_after_another, "one_at_a_time"),
     (whole_model_everywhere, "whole_model"),
     (by_torch, "ready_made"),
+    (as_gpipe_with_other_notes, "notes_changed"),
 ]

@@ -17,6 +17,7 @@ import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.exercise import Verdict, right
 from labkit.labs.lab02.models import one_thread
+from labkit.labs.lab06.functions import in_groups
 from labkit.labs.lab06.in_rank import Plan
 from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
@@ -175,7 +176,7 @@ def _calls_column(case: Case, number: int) -> Due:
     with one_thread():
         outs = [x @ w.T + (0 if b is None else b) for x, w, b in zip(xs, weights, biases, strict=True)]
         products = [g @ w for g, w in zip(gradients, weights, strict=True)]
-        summed = _in_groups(products, plan.t)
+        summed = in_groups(products, plan.t)
         values = {
             "output": outs,
             "gradient of weight": [_outer(g, x) for g, x in zip(gradients, xs, strict=True)],
@@ -190,7 +191,7 @@ def _calls_column(case: Case, number: int) -> Due:
             _COLUMN_SENTENCES,
             ("bias_missing", without),
             ("gathered_output", whole),
-            ("summed_output", _in_groups(outs, plan.t)),
+            ("summed_output", in_groups(outs, plan.t)),
         ),
         "input gradient": told.known(_COLUMN_SENTENCES, ("f_inside", summed)),
     }
@@ -206,7 +207,7 @@ def _calls_row(case: Case, number: int) -> Due:
     b = torch.zeros(()) if bias is None else bias
     with one_thread():
         partial = [x @ w.T for x, w in zip(xs, weights, strict=True)]
-        sums, inputs = _in_groups(partial, t), [g @ w for g, w in zip(gradients, weights, strict=True)]
+        sums, inputs = in_groups(partial, t), [g @ w for g, w in zip(gradients, weights, strict=True)]
         grads = [_outer(g, x) for g, x in zip(gradients, xs, strict=True)]
         values = {"output": [s + b for s in sums], "gradient of weight": grads, "input gradient": inputs}
         if bias is not None:
@@ -215,7 +216,7 @@ def _calls_row(case: Case, number: int) -> Due:
         ("no_all_reduce", [p + b for p in partial]),
         ("averaged", [each / t + b for each in sums]),
         ("bias_missing", sums),
-        ("wrong_group", [each + b for each in _in_groups(partial, world)]),
+        ("wrong_group", [each + b for each in in_groups(partial, world)]),
     ]
     mistakes = {
         "output": told.known(_ROW_SENTENCES, *of_output),
@@ -242,12 +243,6 @@ def _asked(case: Case, number: int) -> tuple[list[Any], list[Any]]:
 
 def _outer(gradient: Any, x: Any) -> Any:
     return gradient.flatten(0, -2).T @ x.flatten(0, -2)
-
-
-def _in_groups(parts: list[Any], t: int) -> list[Any]:
-    """Per rank the sum over its group of t."""
-    sums = [sum(parts[begin : begin + t]) for begin in range(0, len(parts), t)]
-    return [sums[rank // t] for rank in range(len(parts))]
 
 
 def _silent(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:

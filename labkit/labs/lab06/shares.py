@@ -1,9 +1,9 @@
 """Why tensor parallel stays inside a node: the share of a step spent communicating, by degree and wire.
 
 One layer of a real size is recorded once per degree, on one rank of torch's fake group, on tensors without memory; a
-replay puts it on t devices joined by a wire. `share` is the same by formula, quick enough for an explorer. Left out:
-overlap, of which a blocking all_reduce has none, attention's own products, for which torch has no FLOP formula on a
-CPU, and what is not a layer (embedding, head, optimizer).
+replay puts it on t devices joined by a wire. Left out: the same by formula (`labkit.cost.tensor_parallel`), overlap, of
+which a blocking all_reduce has none, attention's own products, for which torch has no FLOP formula on a CPU, and what
+is not a layer (embedding, head, optimizer).
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.cost import comm, hardware
-from labkit.cost.groups import on_link
-from labkit.cost.parts import Link
+from labkit.cost import hardware
 
 if TYPE_CHECKING:
     from labkit.record.events import RankRecord
@@ -24,10 +22,6 @@ DEGREES = (2, 4, 8, 16)
 # Llama 3.1 8B's layer (arXiv:2407.21783, table 3), kv_heads by the largest degree so that all can be cut.
 LAYER = {"hidden": 4096, "heads": 32, "kv_heads": 16, "ffn": 14336}
 TOKENS = 8192
-ALL_REDUCES = 4  # in a layer's step: two forward, two backward
-# Bytes per token and hidden element that a device moves in LAYER's recorded step beside products: those that t ranks
-# share, and those that every rank moves whole (norms, residuals, copies for all_reduce).
-CUT_BYTES, WHOLE_BYTES = 174.0, 336.5
 
 
 @dataclass(frozen=True)
@@ -41,26 +35,6 @@ class Share:
     def share(self) -> float:
         """Of the step, communicating."""
         return self.communicate_s / (self.compute_s + self.communicate_s)
-
-
-def share(hidden: int, tokens: int, tp: int, link: str | Link, device: str = "H100", dtype: str = "bf16") -> Share:
-    """A Llama layer's step by formula: products cut by tp, elementwise work cut and whole, 4 all_reduces of tokens *
-    hidden.
-
-    A layer is LAYER, scaled to this hidden size: 6 FLOPs per weight and token in forward and backward. Bytes of eager,
-    unfused elementwise work are those of LAYER's record (CUT_BYTES, WHOLE_BYTES). tokens: batch times sequence. Raises
-    ValueError for names that are not known, and for sizes below 1.
-    """
-    if min(hidden, tokens, tp) < 1:
-        raise ValueError(f"hidden {hidden}, tokens {tokens} and tp {tp} must be 1 or more")
-    chip = hardware.device(device)
-    weights = 2 + 2 * LAYER["kv_heads"] / LAYER["heads"] + 3 * LAYER["ffn"] / LAYER["hidden"]
-    products_s = 6 * weights * hidden**2 * tokens / tp / chip.peak(dtype)
-    moved_s = (CUT_BYTES / tp + WHOLE_BYTES) * hidden * tokens / chip.memory_bandwidth
-    if tp == 1:
-        return Share(products_s + moved_s, 0.0)
-    group = on_link(tp, hardware.link(link))
-    return Share(products_s + moved_s, ALL_REDUCES * comm.group_time_s("all_reduce", 2 * tokens * hidden, group))
 
 
 def shares(

@@ -1,8 +1,9 @@
 """Judge of exercise 7.5, `beat_1f1b`: a schedule of one's own, as text, whose bubble is smaller than 1F1B's.
 
 The text is read, validated and played in virtual time with F, I and W taking equally long; then the schedule is really
-run on ranks, where gradients must equal serial and the replay of the record must idle less than 1F1B, too. Left out:
-which schedule it is. Interleaved stages, zero bubbles, two copies of the model: all are welcome.
+run on ranks, where gradients must equal serial and the replay of the record must idle less than 1F1B, too. Copies of
+the model are taken as DualPipe has them (two, through all ranks): else data parallel ranks, which have no bubble at
+all, would do. Left out: which schedule it is.
 """
 
 from __future__ import annotations
@@ -20,15 +21,12 @@ import labkit.labs.lab07.steps as steps
 from labkit.check import evidence
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.check.honesty import honest
-from labkit.cost.links import FREE
-from labkit.cost.parts import Cluster, Node
 from labkit.labs.lab00 import attempts
 from labkit.labs.lab00.attempts import Unusable
+from labkit.labs.lab07.pictures import on_link
 from labkit.model.pipeline import run
 from labkit.model.stages import sum_shared
 from labkit.ranks.launch import launch
-from labkit.record.prices import prices
-from labkit.record.replay import Replay, replay
 from labkit.record.trace import Trace
 from labkit.schedule.actions import Schedule, in_flight
 from labkit.schedule.grid import parse
@@ -40,6 +38,7 @@ NAME = "beat_1f1b"
 LEAST = 0.005  # share of time by which a bubble must be smaller
 ROOM = 1.5  # times what 1F1B's first rank keeps
 MOST_STAGES = 8  # a rank
+COPIES = 2  # of the model, that all ranks together may hold
 ROWS, WIDTH = 16, 96
 Question = tuple[int, int]  # ranks, microbatches
 
@@ -113,10 +112,29 @@ def _bad(question: Question, schedule: Schedule) -> Verdict | None:
         got = f"rank {kept.index(max(kept))}: {max(kept)} of a 1/{schedule.num_stages} of the model"
         told = f"{sentence}, which is {ROOM} times what 1F1B's first rank keeps."
         return wrong("evidence", "in_flight", told, _call(question), got, f"at most {limit}")
+    if (found := _copied(question, schedule)) is not None:
+        return found
     share, due = play(schedule).idle_share, idle_share(p, m)
     if share > due - LEAST:
         sentence = f"with F, I and W equally long ranks idle {share:.1%} of the time, and with 1F1B {due:.1%}."
         return wrong("evidence", "no_better", sentence, _call(question), f"{share:.1%} idle", f"less than {due:.1%}")
+    return None
+
+
+def _copied(question: Question, schedule: Schedule) -> Verdict | None:
+    """Copies of the model that stand beside each other, or more than COPIES of them. Cause "copies"."""
+    p, n = schedule.ranks, schedule.num_stages
+    due = f"{COPIES} copies at most, each on all ranks"
+    for copy in range(schedule.copies):
+        on = len(set(schedule.placement[copy * n : copy * n + n]))
+        if schedule.copies > 1 and on < p:
+            sentence = f"copy {copy} of the model is on {on} of {p} ranks: these are data parallel ranks, no pipeline."
+            return wrong("evidence", "copies", sentence, _call(question), f"{schedule.copies} copies", due)
+    held = [len({stage % n for stage in schedule.stages_of(rank)}) for rank in range(p)]
+    if schedule.copies > 1 and max(held) * p > COPIES * n:
+        got = f"rank {held.index(max(held))}: {max(held)} of {n} stages"
+        sentence = f"a rank keeps more than {COPIES}/{p} of the model: copies cost memory for weights."
+        return wrong("evidence", "copies", sentence, _call(question), got, due)
     return None
 
 
@@ -129,7 +147,7 @@ def _run(question: Question, schedule: Schedule) -> Verdict:
             if not torch.allclose(gradient, due[name], rtol=1e-4, atol=1e-5 * float(due[name].abs().max())):
                 sentence = f"run on ranks, the gradients of stage {name} on rank {rank} are not those of a serial run."
                 return wrong("serial", "wrong_gradients", sentence, _call(question))
-    played = replayed([record for _, record in by_rank])
+    played = on_link([record for _, record in by_rank])
     one_f_one_b = idle_share(*question)
     if played.deadlock or played.idle_share > one_f_one_b - LEAST:
         sentence = "run on ranks and replayed on a free link it is no better than 1F1B."
@@ -179,8 +197,3 @@ def serial(schedule: Schedule) -> dict[str, torch.Tensor]:
                 x = stage(x)
             (F.mse_loss(x, target) / schedule.microbatches).backward()
     return {str(number): stage.weights[0].grad for number, stage in enumerate(stages)}
-
-
-def replayed(records: list) -> Replay:
-    """On equal devices with a free link."""
-    return replay(records, prices(Cluster(Node("ideal", steps.IDEAL, len(records), FREE))))

@@ -18,6 +18,7 @@ from labkit.check.exercise import Verdict, right, wrong
 from labkit.check.honesty import honest
 from labkit.labs.lab00 import attempts
 from labkit.labs.lab00.attempts import Unusable
+from labkit.labs.lab07.pictures import stage_times
 
 NAME = "split_stages"
 Question = tuple[int, int, float, float]  # layers, stages, embedding and head in layers' worth of time
@@ -73,10 +74,7 @@ def _answers(fn: Callable, questions: list[Question]) -> Any:
 
 def slowest(split: list[int], embedding: float, head: float) -> float:
     """Time of the slowest stage, in layers."""
-    times = [float(count) for count in split]
-    times[0] += embedding
-    times[-1] += head
-    return max(times)
+    return max(stage_times(split, embedding, head))
 
 
 def best(layers: int, stages: int, embedding: float, head: float) -> float:

@@ -1,6 +1,6 @@
-"""What stands in for 7.2 and 7.3 while they are stubs and a Llama is to be trained: as in `reference`, with any loss.
+"""What stands in for 7.2 and 7.3 while they are stubs: labkit's executor, which takes a schedule as data and runs it.
 
-Left out: solutions; stand-ins for the other exercises (`reference`).
+Left out: solutions, which are the loop itself, in plain torch.distributed; the other exercises (`reference`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
 from labkit.labs.lab00 import attempts
 from labkit.labs.lab07.steps import Case
+from labkit.schedule.theory import idle_share
 
 TOLERANCE = 1e-4  # of a gradient's largest element; sums in another order stay well below 1e-5 of it
 ROOM = 0.002  # points of idle share over theory
@@ -132,6 +133,9 @@ def work(case: Case, observed: Observed) -> Verdict | None:
         if flops < 0.98 * case.flops or len(notes) < 2 * case.microbatches:
             sentence = f"rank {rank} has its gradients, but not by running its stage forward and backward."
             return wrong("evidence", "not_own_work", sentence, case.tried, got, due)
+        if [note[0] for note in notes] != (came := steps.order(record)):
+            sentence = f"rank {rank}'s stage does not say what its record says: leave its notes to it."
+            return wrong("evidence", "notes_changed", sentence, case.tried, " ".join(notes), " ".join(came))
     return _bytes(case, observed)
 
 
@@ -168,8 +172,8 @@ def one_at_a_time(case: Case, observed: Observed) -> Verdict | None:
 
 
 def theory(case: Case) -> float:
-    """Idle share of all time, GPipe's and 1F1B's: (p-1)/(m+p-1)."""
-    return (case.ranks - 1) / (case.microbatches + case.ranks - 1)
+    """Idle share of all time, GPipe's and 1F1B's."""
+    return idle_share(case.ranks, case.microbatches)
 
 
 def idle(case: Case, observed: Observed) -> Verdict | None:
