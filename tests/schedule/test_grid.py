@@ -61,7 +61,7 @@ def test_idle_units_comments_order_of_lines_and_case_do_not_count():
         (HEAD, "after line 1: rank 0 has no line"),
         ("schedule a: 1 rank, 1 microbatch, stages on rank 1\nrank 0:", "line 1: a: stage 0 is on rank 1, but ranks"),
         ("schedule a: 1 rank, 3 microbatches, stages on ranks 0 0, 2 copies\nrank 0:", "line 1: a: 3 microbatches can"),
-        ("schedule a: 0 ranks, 1 microbatch, stages on rank 0\nrank 0:", "line 1: ranks, microbatches and copies are 1"),
+        ("schedule a: 0 ranks, 1 microbatch, stages on rank 0\nrank 0:", "line 1: ranks, microbatches and copies"),
         ("schedule a: 1 rank, 0 microbatches, stages on rank 0\nrank 0: 0F0", "line 1: ranks, microbatches and copies"),
         (f"schedule a: {'9' * 5000} ranks, 1 microbatch, stages on rank 0\nrank 0:", "line 1: more than 10,000"),
         (HEAD + f"rank 0: {'9' * 5000}F0\nrank 1:", "line 2, token 1 ('99999999999999999999'): there is no stage"),
