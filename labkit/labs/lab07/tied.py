@@ -138,4 +138,21 @@ def _traffic(case: Case, observed: Observed) -> Verdict | None:
         if sent[rank] > size + SMALL:
             sentence = f"rank {rank} sends more than its own gradient once."
             return wrong("evidence", "more_traffic", sentence, case.tried, f"{sent[rank]} bytes", f"{size} bytes")
-    return attempts.all_waited(observed, case.tried)
+    return _raced(case, observed) or attempts.all_waited(observed, case.tried)
+
+
+def _raced(case: Case, observed: Observed) -> Verdict | None:
+    """Causes "changed_under_way" and "not_waited": a send whose tensor is written, or whose end nobody waits for."""
+    for rank, record in enumerate(observed.records):
+        ends = {wait.of: wait.index for wait in record.waits if wait.how == "call"}
+        for sent in [each for each in record.communications if each.op == "send" and not each.blocking]:
+            after = record.events[sent.index + 1 : ends.get(sent.index)]
+            if any(set(sent.reads).intersection(getattr(event, "writes", ())) for event in after):
+                sentence = f"rank {rank} changes its gradient while it is being sent: wait for the send before that."
+                got = "a sent tensor is written before wait()"
+                return wrong("evidence", "changed_under_way", sentence, case.tried, got, "wait(), then the sum")
+    found = attempts.never_waited(observed)
+    if found is None:
+        return None
+    sentence = f"rank {found[0]} never waits for its i{found[1]}: before wait() nothing says that it is over."
+    return wrong("evidence", "not_waited", sentence, case.tried, f"an i{found[1]} without wait()", "all waited for")
