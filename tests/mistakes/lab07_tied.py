@@ -138,12 +138,6 @@ def a_copy_not_waited(weight):
     added_while_sent(weight, waits=False, copy=True)
 
 
-def group_of_two_by_two(weight):
-    """The ranks between the ends never call new_group."""
-    if weight is not None:
-        dist.all_reduce(weight.grad, group=dist.new_group([0, dist.get_world_size() - 1]))
-
-
 def by_labkit(weight):
     from labkit.model.stages import sum_shared
 

@@ -41,6 +41,7 @@ LEAST = 1e-9  # share of time by which a bubble must be smaller in virtual time,
 ROOM_RUN = 0.005  # share of time for what a run computes besides: a loss, a tanh
 ROOM = 1.5  # times what 1F1B's first rank keeps
 MOST_STAGES = 8  # a rank
+MOST_COPIES = 2  # of the model: DualPipe's
 ROWS, WIDTH = 16, 96
 Question = tuple[int, int]  # ranks, microbatches
 
@@ -97,7 +98,21 @@ def _read(question: Question, text: Any) -> tuple[Schedule | None, Verdict | Non
     if len(schedule.placement) > MOST_STAGES * schedule.ranks:
         sentence = f"more than {MOST_STAGES} stages a rank: a model has only so many layers."
         return None, wrong("shape", "too_many_stages", sentence, _call(question), len(schedule.placement))
-    return schedule, None
+    return schedule, _copied(question, schedule)
+
+
+def _copied(question: Question, schedule: Schedule) -> Verdict | None:
+    """Cause "data_parallel": copies of the model on fewer ranks, or more than two. Two on all ranks are DualPipe."""
+    if schedule.copies > MOST_COPIES:
+        sentence = f"{schedule.copies} copies of the model: more than two cost more memory than a pipeline saves."
+        return wrong("shape", "data_parallel", sentence, _call(question), schedule.copies, f"at most {MOST_COPIES}")
+    for copy in range(schedule.copies if schedule.copies > 1 else 0):
+        ranks = sorted(set(schedule.placement[copy * schedule.num_stages :][: schedule.num_stages]))
+        if len(ranks) < schedule.ranks:
+            told = f"copy {copy} of the model is on {len(ranks)} of {schedule.ranks} ranks"
+            sentence = f"{told}, which is data parallel: its stages are to go through all ranks."
+            return wrong("shape", "data_parallel", sentence, _call(question), f"on {ranks}", "on all ranks")
+    return None
 
 
 def _bad(question: Question, schedule: Schedule) -> Verdict | None:

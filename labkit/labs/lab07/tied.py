@@ -48,7 +48,7 @@ def judge(fn: Callable, seed: int) -> Verdict:
     for ranks in (4, 2):
         case = draw(rng, ranks)
         observed = evidence.observe(call, ranks, args=(fn,), rank_args=case.rank_args)
-        found = _ran(case, observed) or _values(case, observed) or _traffic(case, observed)
+        found = _ran(case, observed) or _changed(case, observed) or _values(case, observed) or _traffic(case, observed)
         found = found or honest(observed, case.tried)
         if found is not None:
             return found
@@ -138,11 +138,15 @@ def _traffic(case: Case, observed: Observed) -> Verdict | None:
         if sent[rank] > size + SMALL:
             sentence = f"rank {rank} sends more than its own gradient once."
             return wrong("evidence", "more_traffic", sentence, case.tried, f"{sent[rank]} bytes", f"{size} bytes")
-    return _raced(case, observed) or attempts.all_waited(observed, case.tried)
+    found = attempts.never_waited(observed)
+    if found is None:
+        return attempts.all_waited(observed, case.tried)
+    sentence = f"rank {found[0]} never waits for its i{found[1]}: before wait() nothing says that it is over."
+    return wrong("evidence", "not_waited", sentence, case.tried, f"an i{found[1]} without wait()", "all waited for")
 
 
-def _raced(case: Case, observed: Observed) -> Verdict | None:
-    """Causes "changed_under_way" and "not_waited": a send whose tensor is written, or whose end nobody waits for."""
+def _changed(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "changed_under_way": a send whose tensor is written before it is waited for, with whatever comes of it."""
     for rank, record in enumerate(observed.records):
         ends = {wait.of: wait.index for wait in record.waits if wait.how == "call"}
         for sent in [each for each in record.communications if each.op == "send" and not each.blocking]:
@@ -151,8 +155,4 @@ def _raced(case: Case, observed: Observed) -> Verdict | None:
                 sentence = f"rank {rank} changes its gradient while it is being sent: wait for the send before that."
                 got = "a sent tensor is written before wait()"
                 return wrong("evidence", "changed_under_way", sentence, case.tried, got, "wait(), then the sum")
-    found = attempts.never_waited(observed)
-    if found is None:
-        return None
-    sentence = f"rank {found[0]} never waits for its i{found[1]}: before wait() nothing says that it is over."
-    return wrong("evidence", "not_waited", sentence, case.tried, f"an i{found[1]} without wait()", "all waited for")
+    return None
