@@ -148,6 +148,8 @@ def _traffic(case: Case, observed: Observed) -> Verdict | None:
 def _changed(case: Case, observed: Observed) -> Verdict | None:
     """Cause "changed_under_way": a send whose tensor is written before it is waited for, with whatever comes of it."""
     for rank, record in enumerate(observed.records):
+        if record is None:  # `honest` tells that
+            continue
         ends = {wait.of: wait.index for wait in record.waits if wait.how == "call"}
         for sent in [each for each in record.communications if each.op == "send" and not each.blocking]:
             after = record.events[sent.index + 1 : ends.get(sent.index)]
