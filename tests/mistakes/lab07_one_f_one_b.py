@@ -177,11 +177,10 @@ def last_in_first_out(stage, inputs, targets, shape):
         if rank > 0:
             works.append(dist.isend(x.grad, rank - 1))
 
-    for i in range(first):
+    for i in range(m):
         do_forward(i)
-    for i in range(first, m):
-        do_forward(i)
-        do_backward()
+        if i >= first:
+            do_backward()
     for _ in range(first):
         do_backward()
     for work in works:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labkit.schedule.actions import Schedule
 
 MODEL = Shape(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172)
-TIED = replace(MODEL, tied=True)
+TIED = Shape(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, tied=True)
 BATCH, LENGTH = 2, 64  # windows of a microbatch, and their bytes
 RATE = 3e-3
 PRELOAD = ("labkit.model.pipeline", "labkit.model.stages", "labkit.record.trace", "torch.distributed.pipelining")

@@ -137,9 +137,9 @@ _MISTAKES = (
     (lambda e, h: (e, 0), "head_forgotten", "the last stage has the head besides its layers."),
     (lambda e, h: (0, h), "embedding_forgotten", "the first stage has the embedding besides its layers."),
     (lambda e, h: (h, e), "ends_swapped", "embedding and head are swapped: the head is the last stage's."),
-    (lambda e, h: (math.floor(e), math.floor(h)), "rounded", _ROUNDED),
-    (lambda e, h: (math.ceil(e), math.ceil(h)), "rounded", _ROUNDED),
-    (lambda e, h: (round(e), round(h)), "rounded", _ROUNDED),
+    (lambda e, h: (e // 1, h // 1), "rounded", _ROUNDED),
+    (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", _ROUNDED),
+    (lambda e, h: ((e + 0.5) // 1, (h + 0.5) // 1), "rounded", _ROUNDED),
 )  # fmt: skip
 
 
