@@ -28,10 +28,12 @@ MOST = 10_000  # ranks, microbatches, stages: more is a slip of the finger
 
 
 def text(schedule: Schedule) -> str:
-    """The schedule as text; with idle units where it is valid, without them where it is not."""
+    """The schedule as text; with idle units where it is valid, without them where it is not. Its name goes without
+    colons and in one line."""
     copies = f", {schedule.copies} copies" if schedule.copies > 1 else ""
+    name = " ".join(schedule.name.replace(":", " ").split())  # a colon ends it, a line is a rank's
     head = (
-        f"schedule {schedule.name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}, {schedule.microbatches} "
+        f"schedule {name}: {schedule.ranks} rank{'s' * (schedule.ranks > 1)}, {schedule.microbatches} "
         f"microbatch{'es' * (schedule.microbatches > 1)}, stages on ranks {' '.join(map(str, schedule.placement))}"
     )
     cells = _cells(schedule)
@@ -59,7 +61,7 @@ def parse(text: str) -> Schedule:
 
     Raises ValueError that names the line, and the token in it, counted from 1.
     """
-    lines = [(number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(number, _uncommented(line)) for number, line in enumerate(text.splitlines(), 1)]
     lines = [(number, line) for number, line in lines if line]
     if not lines:
         raise ValueError(f"there is no schedule here; the first line is such as {SAMPLE!r}")
@@ -67,15 +69,28 @@ def parse(text: str) -> Schedule:
     found = HEAD.fullmatch(re.sub(r"\s+", " ", first))
     if found is None:
         raise ValueError(f"line {number}: {first!r} does not name a schedule, as {SAMPLE!r} does")
-    placement = tuple(map(int, found["placement"].split()))
-    ranks, microbatches, copies = (int(found[key] or 1) for key in ("ranks", "microbatches", "copies"))
+    placement = tuple(map(_number, found["placement"].split()))
+    ranks, microbatches, copies = (_number(found[key] or "1") for key in ("ranks", "microbatches", "copies"))
     if max(ranks, microbatches, copies, len(placement)) > MOST:
         raise ValueError(f"line {number}: more than {MOST:,} ranks, stages or microbatches")
+    if not min(ranks, microbatches, copies):
+        raise ValueError(f"line {number}: ranks, microbatches and copies are 1 or more")
     lists = _lists(rest, ranks, len(placement), microbatches)
     try:
         return Schedule(found["name"].strip(), ranks, microbatches, placement, lists, copies)
     except ValueError as error:
         raise ValueError(f"line {number}: {error}") from None
+
+
+def _uncommented(line: str) -> str:
+    """A line without what follows a #, which may stand in a schedule's name, too."""
+    named = HEAD.fullmatch(re.sub(r"\s+", " ", line.strip()))
+    return line.strip() if named else line.split("#")[0].strip()
+
+
+def _number(digits: str) -> int:
+    """Above MOST where there are too many digits for int()."""
+    return int(digits) if len(digits) < 20 else 10**20
 
 
 def _lists(lines: list[tuple[int, str]], ranks: int, stages: int, microbatches: int) -> tuple[tuple[Action, ...], ...]:
@@ -84,7 +99,7 @@ def _lists(lines: list[tuple[int, str]], ranks: int, stages: int, microbatches: 
         found = re.match(r"rank\s+(\d+)\s*:", line)
         if found is None:
             raise ValueError(f"line {number}: {line.split()[0]!r} begins no rank's line, as 'rank 0:' does")
-        rank = int(found[1])
+        rank = _number(found[1])
         if rank >= ranks:
             raise ValueError(f"line {number}: rank {rank} is not there; ranks are 0 to {ranks - 1}")
         if rank in lists:
@@ -99,11 +114,11 @@ def _lists(lines: list[tuple[int, str]], ranks: int, stages: int, microbatches: 
 
 
 def _action(line: int, at: int, token: str, stages: int, microbatches: int) -> Action:
-    where = f"line {line}, token {at} ({token!r})"
+    where = f"line {line}, token {at} ({token[:20]!r})"
     found = TOKEN.fullmatch(token.upper())
     if found is None or found[2] not in "FBIW":
         raise ValueError(f"{where}: an action is stage, F, B, I or W, and microbatch, such as 0F3; '.' is an idle unit")
-    stage, microbatch = int(found[1]), int(found[3])
+    stage, microbatch = _number(found[1]), _number(found[3])
     if stage >= stages:
         raise ValueError(f"{where}: there is no stage {stage}; stages are 0 to {stages - 1}")
     if microbatch >= microbatches:

@@ -165,8 +165,10 @@ def _too_many(schedule: Schedule, limits: int | Sequence[int]) -> Fault | None:
         for position, count in enumerate(counts, 1):
             if count > limit:
                 action = schedule.actions[rank][position - 1]
+                stages = len(schedule.stages_of(rank))
+                what = "microbatches" if stages == 1 else f"forwards of its {stages} stages"
                 sentence = (
-                    f"rank {rank} has {count} microbatches in flight after {action} (action {position}); "
+                    f"rank {rank} has {count} {what} in flight after {action} (action {position}); "
                     f"at most {limit} may be"
                 )
                 return Fault("in_flight", rank, position, sentence)

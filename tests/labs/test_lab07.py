@@ -5,13 +5,17 @@ Their verdicts on known answers are tried by tests/classroom/test_prove.py.
 
 import itertools
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from labkit.check.evidence import Observed
 from labkit.labs.lab07 import design, one_f_one_b, reference, split, standins, steps, told
 from labkit.ranks.launch import launch
+from labkit.ranks.outcome import Cause
 
 
 def all_splits(layers, stages):
@@ -96,3 +100,57 @@ def test_what_stands_in_for_an_answer_is_right():
             assert loss is None if rank == 0 else loss == pytest.approx(sum(losses) / 4)
     assert design._bad((4, 8), design._read((4, 8), reference.zb_h1_text(4, 8))[0]) is None
     assert sum(reference.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]
+
+
+def stopped(cause, said, *reports):
+    whole = SimpleNamespace(cause=Cause(cause, said), reports=reports)
+    return Observed(2, (None, None), (None, None), (None, None), whole)
+
+
+@pytest.mark.parametrize(
+    "cause, said, reports, due, word",
+    [  # reports: of ranks whose stage was given a tensor that requires no grad
+        ("deadlock", "ranks 0 and 1 both send first: a send returns only", (), "deadlock", "one sends while"),
+        ("deadlock", "ranks 0 and 1 both receive first: nobody has sent; let one send first", (), "deadlock", ""),
+        ("raised", "Expected parameter `tensor` of", ((1, {"without_graph": 0}),), "no_requires_grad", "no graph"),
+        ("raised", "Expected parameter `tensor` of", ((0, {"without_graph": 0}),), "no_leaf", "only a leaf"),
+        ("raised", "element 0 does not require grad and does not have a grad_fn", (), "graph_cut", "without a graph"),
+        ("raised", "'NoneType' object has no attribute 'size'", (), "no_target", "targets are None"),
+        ("raised", "'NoneType' object is not subscriptable", ((1, {"without_graph": 0}),), "raised", ""),
+    ],
+)
+def test_what_is_said_of_a_run_that_failed_is_true_of_it(cause, said, reports, due, word):
+    case = steps.draw(random.Random(3), "gpipe", 2, 3)
+    found = told.ran(case, stopped(cause, said, *reports), "gpipe")
+    assert found.cause == due and word in found.sentence and said in found.sentence
+    assert word or found.sentence == said
+
+
+def test_two_microbatches_in_flight_in_one_storage_are_noticed_and_no_others():
+    buffer = torch.ones(6, 4)
+    stage = steps.Stage([torch.eye(4)])
+    for i in range(3):  # rows of one tensor
+        stage(buffer[2 * i : 2 * i + 2].requires_grad_())
+    assert stage.shared is None
+    one = steps.Stage([torch.eye(4)])
+    one(buffer[:2].requires_grad_()).sum().backward()
+    with torch.no_grad():
+        one(buffer[:2])
+    one(buffer[:2].requires_grad_())
+    assert one.shared is None
+    one(buffer[:2].requires_grad_())
+    assert one.shared == (2, 3)
+
+
+def test_gradients_that_are_a_multiple_of_the_right_ones_are_told_by_how_much():
+    due = [[torch.randn(3, 3), torch.randn(3, 3)] for _ in range(2)]
+    factors = told._factors([[each / 4 for each in due[0]], due[1]], due)
+    assert factors == pytest.approx([0.25, 1])
+    assert told._factors([[due[0][0], due[0][1] * 2], due[1]], due) == []
+    assert told._factors([[0 * each for each in own] for own in due], due) == []
+
+
+def test_whole_numbers_of_numpy_and_torch_are_whole_numbers():
+    for given in ([4, 5], (4, 5), np.array([4, 5]), list(np.array([4, 5])), torch.tensor([4, 5])):
+        assert split._plain(given) == [4, 5] and {type(each) for each in split._plain(given)} == {int}
+    assert split._plain([4.0, True]) == [4.0, True] and split._plain(None) == "None"

@@ -5,13 +5,14 @@
 
 import lab07_design
 import lab07_gpipe
+import lab07_gpipe_more
 import lab07_one_f_one_b
 import lab07_split
 import lab07_tied
 
 WRONG = {
     "7.1": lab07_split.WRONG,
-    "7.2": lab07_gpipe.WRONG,
+    "7.2": lab07_gpipe.WRONG + lab07_gpipe_more.WRONG,
     "7.3": lab07_one_f_one_b.WRONG,
     "7.4": lab07_tied.WRONG,
     "7.5": lab07_design.WRONG,
@@ -19,7 +20,7 @@ WRONG = {
 
 RIGHT = {
     "7.1": lab07_split.RIGHT,
-    "7.2": lab07_gpipe.RIGHT,
+    "7.2": lab07_gpipe.RIGHT + lab07_gpipe_more.RIGHT,
     "7.3": lab07_one_f_one_b.RIGHT,
     "7.4": lab07_tied.RIGHT,
     "7.5": lab07_design.RIGHT,
@@ -27,7 +28,7 @@ RIGHT = {
 
 CHEATS = {
     "7.1": lab07_split.CHEATS,
-    "7.2": lab07_gpipe.CHEATS,
+    "7.2": lab07_gpipe.CHEATS + lab07_gpipe_more.CHEATS,
     "7.3": lab07_one_f_one_b.CHEATS,
     "7.4": lab07_tied.CHEATS,
     "7.5": lab07_design.CHEATS,

@@ -138,11 +138,24 @@ def all_on_one_rank(ranks, microbatches):
 
 
 def data_parallel(ranks, microbatches):
-    """A whole copy of the model on every rank: no bubble, and no pipeline."""
+    """The whole model on every rank, each with its own microbatches: nobody ever waits."""
     share = microbatches // ranks
-    lists = [[f"{r}{kind}{i}" for i in range(r * share, (r + 1) * share) for kind in "FB"] for r in range(ranks)]
-    text = _text("copies", ranks, microbatches, " ".join(map(str, range(ranks))), lists)
-    return text.replace("\n", f", {ranks} copies\n", 1)
+    lists = [[f"{r}{kind}{r * share + i}" for i in range(share) for kind in "FB"] for r in range(ranks)]
+    return _copies(ranks, _text("alone", ranks, microbatches, " ".join(map(str, range(ranks))), lists))
+
+
+def _copies(count, text):
+    first, rest = text.split("\n", 1)
+    return f"{first}, {count} copies\n{rest}"
+
+
+def halves(ranks, microbatches):
+    """Two pipelines, each on half of the ranks."""
+    stages, share, lists = ranks // 2, microbatches // 2, []
+    for rank in range(ranks):
+        base = share * (rank >= stages)
+        lists.append([f"{rank}{kind}{base + i}" for kind in "FB" for i in range(share)])
+    return _copies(2, _text("halves", ranks, microbatches, " ".join(map(str, range(ranks))), lists))
 
 
 def by_a_patched_clock(ranks, microbatches):
@@ -177,6 +190,7 @@ CHEATS = [
     (half_of_them, "other_sizes"),
     (by_labkit, "ready_made"),
     (all_on_one_rank, "no_better"),
-    (data_parallel, "copies"),
+    (data_parallel, "data_parallel"),
+    (halves, "data_parallel"),
     (by_a_patched_clock, "patched"),
 ]

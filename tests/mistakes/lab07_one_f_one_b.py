@@ -62,6 +62,11 @@ def asynchronous(stage, inputs, targets, shape, warm_up=None):
     return loss()
 
 
+def no_gradient_of_inputs(stage, inputs, targets, shape):
+    """Nobody asks for the gradient of the first rank's inputs."""
+    return asynchronous(stage, [x if x is None else x.detach() for x in inputs], targets, shape)
+
+
 def batched(stage, inputs, targets, shape, waits=True):
     """As Megatron does: the send of one and the receive of the other in one batch."""
     rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
@@ -165,11 +170,10 @@ def last_in_first_out(stage, inputs, targets, shape):
             works.append(dist.isend(back, rank - 1))
 
     first = min(m, last - rank)
-    for i in range(first):
+    for i in range(m):
         do_forward(i)
-    for i in range(first, m):
-        do_forward(i)
-        do_backward()
+        if i >= first:
+            do_backward()
     for _ in range(first):
         do_backward()
     for work in works:
@@ -182,6 +186,35 @@ def not_divided(stage, inputs, targets, shape):
     for weight in stage.parameters():
         weight.grad *= len(inputs)
     return found
+
+
+def graphs_retained(stage, inputs, targets, shape):
+    """The order is right, but all that was kept is kept to the end."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    kept, total, works, done = [], 0.0, [], 0
+    first = min(m, last - rank)
+    for kind in "F" * first + "FB" * (m - first) + "B" * first:
+        came, peer = torch.empty(shape), rank - 1 if kind == "F" else rank + 1
+        if 0 <= peer <= last:
+            dist.recv(came, peer)
+        if kind == "F":
+            x = came.requires_grad_() if rank > 0 else inputs[len(kept)]
+            y = stage(x)
+            if rank < last:
+                works.append(dist.isend(y.detach(), rank + 1))
+            else:
+                y = F.mse_loss(y, targets[len(kept)]) / m
+                total += float(y.detach())
+            kept.append((x, y))
+        else:
+            x, y = kept[done]
+            done += 1
+            y.backward(came if rank < last else None, retain_graph=True)
+            if rank > 0:
+                works.append(dist.isend(x.grad, rank - 1))
+    for work in works:
+        work.wait()
+    return total
 
 
 def no_cool_down(stage, inputs, targets, shape):
@@ -304,8 +337,9 @@ WRONG = [
     (no_cool_down, ("unmatched", "returned_early")),
     (sends_not_waited, "not_waited"),
     (slow_last_rank, ("idle", "deadlock")),
+    (graphs_retained, "kept"),
 ]
-RIGHT = [asynchronous, batched]
+RIGHT = [asynchronous, batched, no_gradient_of_inputs]
 CHEATS = [
     (one_after_another, "one_at_a_time"),
     (whole_model_everywhere, "whole_model"),

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch.distributed as dist
 
 
@@ -31,6 +32,26 @@ def by_table(layers, num_stages, embedding, head):
                     after[done + count] = found
         table = after
     return table[layers][1]
+
+
+def by_numpy(layers, num_stages, embedding, head):
+    times = np.ones(num_stages)
+    times[0] += embedding
+    times[-1] += head
+    counts = np.ones(num_stages, dtype=int)
+    for _ in range(layers - num_stages):
+        stage = times.argmin()
+        counts[stage] += 1
+        times[stage] += 1
+    return counts
+
+
+def nothing_returned(layers, num_stages, embedding, head):
+    one_by_one(layers, num_stages, embedding, head)
+
+
+def rounded_to_nearest(layers, num_stages, embedding, head):
+    return one_by_one(layers, num_stages, round(embedding), round(head))
 
 
 def even(layers, num_stages, embedding, head):
@@ -101,13 +122,15 @@ WRONG = [
     (no_embedding, "embedding_forgotten"),
     (swapped, "ends_swapped"),
     (rounded_up, "rounded"),
+    (rounded_to_nearest, "rounded"),
+    (nothing_returned, "wrong_type"),
     (rest_to_the_last, "not_balanced"),
     (rest_is_lost, "layers_lost"),
     (boundaries, "wrong_type"),
     (no_layer_with_the_head, "empty_stage"),
     (ends_as_stages, "wrong_count"),
 ]
-RIGHT = [one_by_one, by_table]
+RIGHT = [one_by_one, by_table, by_numpy]
 CHEATS = [
     (the_example, "hard_coded"),
     (asks_rank_0, "communication"),

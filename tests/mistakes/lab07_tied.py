@@ -117,6 +117,27 @@ def gathered_everywhere(weight):
         weight.grad = parts[0] + parts[-1]
 
 
+def added_while_sent(weight, waits=True, copy=False):
+    """The gradient is added to while it is under way."""
+    if weight is None:
+        return
+    other = dist.get_world_size() - 1 - dist.get_rank()
+    came = torch.empty_like(weight.grad)
+    work = dist.isend(weight.grad.clone() if copy else weight.grad, other)
+    dist.recv(came, other)
+    weight.grad += came
+    if waits:
+        work.wait()
+
+
+def a_copy_sent(weight):
+    added_while_sent(weight, copy=True)
+
+
+def a_copy_not_waited(weight):
+    added_while_sent(weight, waits=False, copy=True)
+
+
 def by_labkit(weight):
     from labkit.model.stages import sum_shared
 
@@ -137,8 +158,10 @@ WRONG = [
     (by_all, "middle_ranks"),
     (without_looking, "middle_ranks"),
     (through_the_middle, "middle_ranks"),
+    (added_while_sent, "changed_under_way"),
+    (a_copy_not_waited, "not_waited"),
 ]
-RIGHT = [in_a_group, exchanged]
+RIGHT = [in_a_group, exchanged, a_copy_sent]
 CHEATS = [
     (gathered_everywhere, "middle_ranks"),
     (by_labkit, "ready_made"),

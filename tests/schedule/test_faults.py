@@ -191,8 +191,10 @@ def test_one_microbatch_too_many_in_flight_is_told_with_rank_and_place(name, p, 
         place = in_flight(schedule)[rank].index(most[rank]) + 1
         assert (fault.code, fault.rank, fault.position) == ("in_flight", rank, place)
         action = schedule.actions[rank][place - 1]
+        stages = schedule.placement.count(rank)
+        what = "microbatches" if stages == 1 else f"forwards of its {stages} stages"
         assert fault.sentence == (
-            f"rank {rank} has {most[rank]} microbatches in flight after {action} (action {place}); "
+            f"rank {rank} has {most[rank]} {what} in flight after {action} (action {place}); "
             f"at most {most[rank] - 1} may be"
         )
 

@@ -1,5 +1,7 @@
 """A schedule and its text are the same thing; what cannot be read is told with line and token."""
 
+import dataclasses
+
 import pytest
 
 from labkit.schedule.classic import gpipe, one_f_one_b
@@ -31,6 +33,12 @@ def test_a_schedule_that_is_not_valid_is_printed_without_idle_units_and_read_aga
     assert "." not in text(broken) and parse(text(broken)) == broken
 
 
+def test_a_name_may_have_any_letters_and_is_written_so_that_it_can_be_read():
+    for name, read in (("#1", "#1"), ("a # b", "a # b"), ("é", "é"), ("a:b", "a b"), (" x\ny ", "x y"), ("", "")):
+        named = dataclasses.replace(gpipe(2, 2), name=name)
+        assert parse(text(named)) == dataclasses.replace(named, name=read)
+
+
 def test_idle_units_comments_order_of_lines_and_case_do_not_count():
     loose = HEAD + "\n# mine\nrank 1: 1f0 1F1 1B0 1B1 # the last\n  rank 0 : . 0F0 0F1 - 0B0 . 0B1\n"
     assert parse(loose).actions == gpipe(2, 2).actions
@@ -53,6 +61,11 @@ def test_idle_units_comments_order_of_lines_and_case_do_not_count():
         (HEAD, "after line 1: rank 0 has no line"),
         ("schedule a: 1 rank, 1 microbatch, stages on rank 1\nrank 0:", "line 1: a: stage 0 is on rank 1, but ranks"),
         ("schedule a: 1 rank, 3 microbatches, stages on ranks 0 0, 2 copies\nrank 0:", "line 1: a: 3 microbatches can"),
+        ("schedule a: 0 ranks, 1 microbatch, stages on rank 0\nrank 0:", "line 1: ranks, microbatches and copies"),
+        ("schedule a: 1 rank, 0 microbatches, stages on rank 0\nrank 0: 0F0", "line 1: ranks, microbatches and copies"),
+        (f"schedule a: {'9' * 5000} ranks, 1 microbatch, stages on rank 0\nrank 0:", "line 1: more than 10,000"),
+        (HEAD + f"rank 0: {'9' * 5000}F0\nrank 1:", "line 2, token 1 ('99999999999999999999'): there is no stage"),
+        (HEAD + f"rank {'9' * 5000}: 0F0\nrank 1:", "is not there; ranks are 0 to 1"),
         ("schedule a: 1 rank, 99999 microbatches, stages on rank 0\nrank 0:", "line 1: more than 10,000"),
     ],
 )

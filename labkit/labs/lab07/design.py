@@ -35,10 +35,11 @@ from labkit.schedule.timing import play
 from labkit.schedule.validate import validate
 
 NAME = "beat_1f1b"
-LEAST = 0.005  # share of time by which a bubble must be smaller
+LEAST = 1e-9  # share of time by which a bubble must be smaller in virtual time, where sums are exact
+ROOM_RUN = 0.005  # share of time for what a run computes besides: a loss, a tanh
 ROOM = 1.5  # times what 1F1B's first rank keeps
 MOST_STAGES = 8  # a rank
-COPIES = 2  # of the model, that all ranks together may hold
+MOST_COPIES = 2  # of the model: DualPipe's
 ROWS, WIDTH = 16, 96
 Question = tuple[int, int]  # ranks, microbatches
 
@@ -95,7 +96,26 @@ def _read(question: Question, text: Any) -> tuple[Schedule | None, Verdict | Non
     if len(schedule.placement) > MOST_STAGES * schedule.ranks:
         sentence = f"more than {MOST_STAGES} stages a rank: a model has only so many layers."
         return None, wrong("shape", "too_many_stages", sentence, _call(question), len(schedule.placement))
-    return schedule, None
+    return schedule, _copied(question, schedule)
+
+
+def _copied(question: Question, schedule: Schedule) -> Verdict | None:
+    """Cause "data_parallel": copies of the model on fewer ranks, or more than two. Two on all ranks are DualPipe."""
+    if schedule.copies > MOST_COPIES:
+        sentence = f"{schedule.copies} copies of the model: more than two cost more memory than a pipeline saves."
+        return wrong("shape", "data_parallel", sentence, _call(question), schedule.copies, f"at most {MOST_COPIES}")
+    for copy in range(schedule.copies if schedule.copies > 1 else 0):
+        ranks = sorted(set(schedule.placement[copy * schedule.num_stages :][: schedule.num_stages]))
+        if len(ranks) < schedule.ranks:
+            told = f"copy {copy} of the model is on {len(ranks)} of {schedule.ranks} ranks"
+            sentence = f"{told}, which is data parallel: its stages are to go through all ranks."
+            return wrong("shape", "data_parallel", sentence, _call(question), f"on {ranks}", "on all ranks")
+    held = [len({stage % schedule.num_stages for stage in schedule.stages_of(rank)}) for rank in range(schedule.ranks)]
+    if schedule.copies > 1 and max(held) * schedule.ranks > MOST_COPIES * schedule.num_stages:
+        got = f"rank {held.index(max(held))}: {max(held)} of {schedule.num_stages} stages"
+        sentence = f"a rank keeps more than {MOST_COPIES}/{schedule.ranks} of the model, which is data parallel."
+        return wrong("shape", "data_parallel", sentence, _call(question), got, "as much on all ranks")
+    return None
 
 
 def _bad(question: Question, schedule: Schedule) -> Verdict | None:
@@ -112,29 +132,10 @@ def _bad(question: Question, schedule: Schedule) -> Verdict | None:
         got = f"rank {kept.index(max(kept))}: {max(kept)} of a 1/{schedule.num_stages} of the model"
         told = f"{sentence}, which is {ROOM} times what 1F1B's first rank keeps."
         return wrong("evidence", "in_flight", told, _call(question), got, f"at most {limit}")
-    if (found := _copied(question, schedule)) is not None:
-        return found
     share, due = play(schedule).idle_share, idle_share(p, m)
     if share > due - LEAST:
         sentence = f"with F, I and W equally long ranks idle {share:.1%} of the time, and with 1F1B {due:.1%}."
         return wrong("evidence", "no_better", sentence, _call(question), f"{share:.1%} idle", f"less than {due:.1%}")
-    return None
-
-
-def _copied(question: Question, schedule: Schedule) -> Verdict | None:
-    """Copies of the model that stand beside each other, or more than COPIES of them. Cause "copies"."""
-    p, n = schedule.ranks, schedule.num_stages
-    due = f"{COPIES} copies at most, each on all ranks"
-    for copy in range(schedule.copies):
-        on = len(set(schedule.placement[copy * n : copy * n + n]))
-        if schedule.copies > 1 and on < p:
-            sentence = f"copy {copy} of the model is on {on} of {p} ranks: these are data parallel ranks, no pipeline."
-            return wrong("evidence", "copies", sentence, _call(question), f"{schedule.copies} copies", due)
-    held = [len({stage % n for stage in schedule.stages_of(rank)}) for rank in range(p)]
-    if schedule.copies > 1 and max(held) * p > COPIES * n:
-        got = f"rank {held.index(max(held))}: {max(held)} of {n} stages"
-        sentence = f"a rank keeps more than {COPIES}/{p} of the model: copies cost memory for weights."
-        return wrong("evidence", "copies", sentence, _call(question), got, due)
     return None
 
 
@@ -149,7 +150,7 @@ def _run(question: Question, schedule: Schedule) -> Verdict:
                 return wrong("serial", "wrong_gradients", sentence, _call(question))
     played = on_link([record for _, record in by_rank])
     one_f_one_b = idle_share(*question)
-    if played.deadlock or played.idle_share > one_f_one_b - LEAST:
+    if played.deadlock or played.idle_share > max(one_f_one_b - ROOM_RUN, play(schedule).idle_share + ROOM_RUN):
         sentence = "run on ranks and replayed on a free link it is no better than 1F1B."
         got = played.deadlock or f"{played.idle_share:.1%} idle"
         return wrong("evidence", "no_better", sentence, _call(question), got, f"less than {one_f_one_b:.1%}")

@@ -36,7 +36,7 @@ def judge(fn: Callable, seed: int) -> Verdict:
             if found is not None:
                 return found
     case, observed = seen[-1]
-    share = steps.replayed(observed).idle_share
+    share = steps.idle_share(steps.replayed(observed))
     return right(
         f"gradients equal serial; {case.ranks} equal stages idle {share:.1%} of the time with {case.microbatches} "
         f"microbatches, theory {told.theory(case):.1%}; every rank keeps {case.microbatches} in flight"

@@ -1,6 +1,7 @@
 """Judge of exercise 7.3, `one_f_one_b`: a backward as soon as there is one, and so few microbatches in flight.
 
-Values and work as in 7.2. Evidence: rank r has at most min(m, p - r) microbatches in flight; the replay of the record,
+Values and work as in 7.2. Evidence: rank r has at most min(m, p - r) microbatches in flight, and keeps no activations
+of those that are done; the replay of the record,
 with sends that wait for their receivers, comes to an end and idles (p-1)/(m+p-1). Left out: interleaved stages, which
 7.5 is free to use.
 """
@@ -16,6 +17,7 @@ from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.check.honesty import honest
 from labkit.labs.lab07.steps import Case
+from labkit.record.held import held
 
 NAME = "one_f_one_b"
 
@@ -30,14 +32,14 @@ def judge(fn: Callable, seed: int) -> Verdict:
         if found is not None:
             return found
         seen.append((case, observed))
-    for question in (told.work, told.waited, told.one_at_a_time, few_in_flight, told.idle, _honest):
+    for question in (told.work, told.waited, told.one_at_a_time, few_in_flight, let_go, told.idle, _honest):
         for case, observed in reversed(seen):
             found = question(case, observed)
             if found is not None:
                 return found
     case, observed = seen[-1]
     most = [in_flight(result[2]) for result in observed.results]
-    share = steps.replayed(observed).idle_share
+    share = steps.idle_share(steps.replayed(observed))
     return right(
         f"gradients equal serial; ranks keep {', '.join(map(str, most))} of {case.microbatches} microbatches in "
         f"flight, and idle {share:.1%} of the time, theory {told.theory(case):.1%}; no sends wait for each other"
@@ -69,6 +71,21 @@ def few_in_flight(case: Case, observed: Observed) -> Verdict | None:
                 )
             got = f"rank {rank}: {' '.join(result[2])}"
             return wrong("evidence", "in_flight", sentence, case.tried, got, f"at most {due} in flight")
+    return None
+
+
+def let_go(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "kept": activations of microbatches whose backward is over. Room for two hidden states: a loss has some."""
+    rows, width = case.shape
+    for rank, record in enumerate(observed.records):
+        due, most = min(case.microbatches, case.ranks - rank), max(held(record).by_kind["activation"], default=0)
+        limit = (len(case.weights[rank]) * due + 2) * rows * width * 4
+        if most > limit:
+            sentence = (
+                f"rank {rank} still keeps activations of microbatches whose backward is over: let backward free its "
+                "graph, without retain_graph, and drop what was kept."
+            )
+            return wrong("evidence", "kept", sentence, case.tried, f"{most} bytes", f"at most {limit}")
     return None
 
 

@@ -8,6 +8,7 @@ differ from each other, and memory.
 from __future__ import annotations
 
 import math
+import numbers
 import random
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ def judge(fn: Callable, seed: int) -> Verdict:
     if found is not None:
         return found
     answers = observed.results[0]
-    if all(answer == answers[0] for answer in answers):
+    if isinstance(answers[0], list) and answers[0] and all(answer == answers[0] for answer in answers):
         sentence = "the same list comes back whatever is asked: the example's answer by heart."
         return wrong("values", "hard_coded", sentence, tried, answers[0], "a list for each question")
     for question, answer in zip(questions, answers, strict=True):
@@ -68,8 +69,17 @@ def _answers(fn: Callable, questions: list[Question]) -> Any:
         out = attempts.called(fn, "layers, num_stages, embedding, head", *question)
         if attempts.no_result(out):
             return out
-        answers.append(list(out) if isinstance(out, (list, tuple)) else repr(out))
+        answers.append(_plain(out))
     return answers
+
+
+def _plain(out: Any) -> Any:
+    """A list where it is one, numpy's and torch's whole numbers as Python's; else what came, in words."""
+    if type(out).__module__ in ("numpy", "torch") and hasattr(out, "tolist"):
+        out = out.tolist()
+    if not isinstance(out, (list, tuple)):
+        return repr(out)
+    return [int(each) if isinstance(each, numbers.Integral) and type(each) is not bool else each for each in out]
 
 
 def slowest(split: list[int], embedding: float, head: float) -> float:
@@ -101,6 +111,8 @@ def _no_split(question: Question, answer: Any) -> Verdict | None:
     layers, stages, _, _ = question
     if not isinstance(answer, list) or any(type(count) is not int for count in answer):
         sentence = "the answer is a list of whole numbers: how many layers each stage has."
+        if answer == "None":
+            sentence = f"nothing comes back: is there a return? {sentence[0].upper()}{sentence[1:]}"
         return wrong("shape", "wrong_type", sentence, _call(question), answer, f"a list of {stages} whole numbers")
     if len(answer) != stages:
         sentence = f"{stages} stages were asked for."
@@ -114,6 +126,8 @@ def _no_split(question: Question, answer: Any) -> Verdict | None:
     return None
 
 
+# An answer that is the best for rounded times is off by less than a layer, whatever it was that its author rounded.
+_ROUNDED = "the slowest stage is slower by a part of a layer: were times or counts rounded? Half a layer counts."
 # What a known mistake makes of embedding and head, cause and sentence.
 _MISTAKES = (
     (lambda e, h: (0, 0), "ends_forgotten", "layers are even, but the first stage has the embedding and the last the "
@@ -121,8 +135,9 @@ _MISTAKES = (
     (lambda e, h: (e, 0), "head_forgotten", "the last stage has the head besides its layers."),
     (lambda e, h: (0, h), "embedding_forgotten", "the first stage has the embedding besides its layers."),
     (lambda e, h: (h, e), "ends_swapped", "embedding and head are swapped: the head is the last stage's."),
-    (lambda e, h: (e // 1, h // 1), "rounded", "the ends' times are rounded down: half a layer counts."),
-    (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", "the ends' times are rounded up: half a layer counts."),
+    (lambda e, h: (e // 1, h // 1), "rounded", _ROUNDED),
+    (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", _ROUNDED),
+    (lambda e, h: ((e + 0.5) // 1, (h + 0.5) // 1), "rounded", _ROUNDED),
 )  # fmt: skip
 
 

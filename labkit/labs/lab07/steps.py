@@ -7,12 +7,14 @@ evidence is the record's. Inputs require grad, so that every stage does the same
 
 from __future__ import annotations
 
+import numbers
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -23,6 +25,7 @@ from labkit.check.evidence import Observed
 from labkit.labs.lab00 import attempts
 from labkit.labs.lab00.attempts import Unusable
 from labkit.labs.lab07.pictures import on_link
+from labkit.ranks.rank import report
 from labkit.record.events import RankRecord
 from labkit.record.timeline import Replay
 
@@ -52,6 +55,11 @@ class Case:
         return self.microbatches * len(self.weights[0]) * 3 * 2 * rows * width * width
 
     @property
+    def input_flops(self) -> int:
+        """Of that, the gradients of a stage's inputs, which the first stage may leave out."""
+        return self.flops // (3 * len(self.weights[0]))
+
+    @property
     def rank_args(self) -> list[tuple]:
         """Inputs for the first rank, targets for the last, None in their place elsewhere."""
         none = [None] * self.microbatches
@@ -67,36 +75,55 @@ def draw(rng: random.Random, name: str, ranks: int, microbatches: int) -> Case:
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
     rows, width = rng.randint(24, 32), 8 * rng.randint(12, 16)
 
-    def numbers(*shape: int) -> torch.Tensor:
+    def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    weights = tuple(tuple(numbers(width, width) * 1.5 / width**0.5 for _ in range(LAYERS)) for _ in range(ranks))
-    inputs = tuple(numbers(rows, width) for _ in range(microbatches))
-    targets = tuple(numbers(rows, width) * rng.uniform(0.5, 2) for _ in range(microbatches))
+    weights = tuple(tuple(normal(width, width) * 1.5 / width**0.5 for _ in range(LAYERS)) for _ in range(ranks))
+    inputs = tuple(normal(rows, width) for _ in range(microbatches))
+    targets = tuple(normal(rows, width) * rng.uniform(0.5, 2) for _ in range(microbatches))
     tried = f"{name}(stage, inputs, targets, {(rows, width)}) on {ranks} ranks, {microbatches} microbatches"
     return Case(ranks, microbatches, weights, inputs, targets, tried)
 
 
 class Stage(nn.Module):
-    """Linear layers without bias, tanh after each. notes: "F0", "B0", ... as forwards end and backwards begin."""
+    """Linear layers without bias, tanh after each. notes: "F0", "B0", ... as forwards end and backwards begin.
+
+    shared: the first two microbatches in flight that came in one storage, None for none.
+    """
 
     def __init__(self, weights: list[torch.Tensor]):
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(weight.clone()) for weight in weights)
         self.notes: list[str] = []
+        self.shared: tuple[int, int] | None = None
+        self._held: dict[tuple[int, int], int] = {}  # where the input of a microbatch in flight lies: which microbatch
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x
         for weight in self.weights:
             x = torch.tanh(F.linear(x, weight))
         number = sum(note[0] == "F" for note in self.notes)
         self.notes.append(f"F{number}")
         if x.requires_grad:
-            x.register_hook(lambda gradient: self.notes.append(f"B{number}"))
+            self._hold(given, number)
+            x.register_hook(lambda gradient: self._begun(number))
         return x
+
+    def _hold(self, given: torch.Tensor, number: int) -> None:
+        place = given.untyped_storage()._cdata, given.storage_offset()  # data_ptr() is watched, and refused
+        if place in self._held:
+            self.shared = self.shared or (self._held[place], number)
+        self._held[place] = number
+        if not given.requires_grad and dist.is_initialized():
+            report(without_graph=number)
+
+    def _begun(self, number: int) -> None:
+        self.notes.append(f"B{number}")
+        self._held = {place: held for place, held in self._held.items() if held != number}
 
 
 def call(fn: Callable, weights: list, inputs: list, targets: list, shape: tuple[int, int]) -> Any:
-    """Runs in a rank: (loss or what came instead in words, gradients, notes)."""
+    """Runs in a rank: (loss or what came instead in words, gradients, notes, `Stage.shared`)."""
     found = own_work.borrowed(fn, READY_MADE)
     if found:
         return Unusable("ready_made", own_work.verdict(found, "").sentence)
@@ -107,9 +134,11 @@ def call(fn: Callable, weights: list, inputs: list, targets: list, shape: tuple[
         return out
     if isinstance(out, torch.Tensor) and out.numel() == 1:
         out = float(out.detach())
+    if isinstance(out, numbers.Real) and not isinstance(out, bool):  # numpy's, too
+        out = float(out)
     out = out if out is None or isinstance(out, float) else kind(out)
     gradients = [None if weight.grad is None else weight.grad.detach().clone() for weight in stage.weights]
-    return out, gradients, list(stage.notes)
+    return out, gradients, list(stage.notes), stage.shared
 
 
 def observe(fn: Callable, case: Case) -> Observed:
@@ -142,3 +171,10 @@ def order(record: RankRecord) -> list[str]:
     """"F" and "B" as a stage's forwards and backwards came, by the record: their notes are in reach of the answer."""
     kinds = {"aten.tanh": "F", "aten.tanh_backward": "B"}
     return [kinds[op.name] for op in record.ops if op.name in kinds][::LAYERS]
+
+
+def idle_share(played: Replay) -> float:
+    """Share of the step in which a rank waits, if all had as much to do as the busiest: the first one may leave its
+    inputs' gradients out, and nobody is the slower for it."""
+    busy = max(map(played.busy_s, range(played.world_size)))
+    return 1.0 - busy / played.time_s if played.time_s else 0.0

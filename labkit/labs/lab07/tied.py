@@ -48,7 +48,7 @@ def judge(fn: Callable, seed: int) -> Verdict:
     for ranks in (4, 2):
         case = draw(rng, ranks)
         observed = evidence.observe(call, ranks, args=(fn,), rank_args=case.rank_args)
-        found = _ran(case, observed) or _values(case, observed) or _traffic(case, observed)
+        found = _ran(case, observed) or _changed(case, observed) or _values(case, observed) or _traffic(case, observed)
         found = found or honest(observed, case.tried)
         if found is not None:
             return found
@@ -138,4 +138,23 @@ def _traffic(case: Case, observed: Observed) -> Verdict | None:
         if sent[rank] > size + SMALL:
             sentence = f"rank {rank} sends more than its own gradient once."
             return wrong("evidence", "more_traffic", sentence, case.tried, f"{sent[rank]} bytes", f"{size} bytes")
-    return attempts.all_waited(observed, case.tried)
+    found = attempts.never_waited(observed)
+    if found is None:
+        return attempts.all_waited(observed, case.tried)
+    sentence = f"rank {found[0]} never waits for its i{found[1]}: before wait() nothing says that it is over."
+    return wrong("evidence", "not_waited", sentence, case.tried, f"an i{found[1]} without wait()", "all waited for")
+
+
+def _changed(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "changed_under_way": a send whose tensor is written before it is waited for, with whatever comes of it."""
+    for rank, record in enumerate(observed.records):
+        if record is None:  # `honest` tells that
+            continue
+        ends = {wait.of: wait.index for wait in record.waits if wait.how == "call"}
+        for sent in [each for each in record.communications if each.op == "send" and not each.blocking]:
+            after = record.events[sent.index + 1 : ends.get(sent.index)]
+            if any(set(sent.reads).intersection(getattr(event, "writes", ())) for event in after):
+                sentence = f"rank {rank} changes its gradient while it is being sent: wait for the send before that."
+                got = "a sent tensor is written before wait()"
+                return wrong("evidence", "changed_under_way", sentence, case.tried, got, "wait(), then the sum")
+    return None
