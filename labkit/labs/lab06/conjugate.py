@@ -13,6 +13,7 @@ from typing import Any
 
 import labkit.labs.lab06.functions as functions
 import labkit.labs.lab06.seen as seen
+from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.labs.lab06.functions import Case, Task, in_groups
 from labkit.labs.lab06.modules import one_all_reduce
@@ -77,6 +78,7 @@ def _of_f(case: Case, number: int) -> Due:
                 Mistake("summed_twice", "the gradient is summed twice: one all_reduce will do.", [s * t for s in sums]),
             ],
         },
+        {"input gradient": ("no_gradient", "rank {rank}'s x has no gradient: backward gives one back, the sum.")},
     )
 
 
@@ -132,7 +134,7 @@ def _calls(due: tuple[int, int]) -> Callable[[Case, int, int, Any, seen.Part], V
     return record
 
 
-def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
+def _failed(case: Case, observed: Observed, failed: Verdict) -> tuple[str, str] | None:
     if "ontiguous" in failed.sentence or failed.cause == "died":  # gloo aborts on a tensor that overlaps itself
         return "not_contiguous", (
             "a gradient need not lie in one piece (after sum() it is one number, expanded): all_reduce a dense copy."

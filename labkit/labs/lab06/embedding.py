@@ -25,6 +25,9 @@ _SENTENCES = {
     "no_all_reduce": "only tokens of the rank's own range have their row: all_reduce the rest.",
     "not_masked": "a token outside the rank's range brings a row all the same: it must bring zeros.",
     "first_row_lost": "the first row of each range is taken for outside: it is begin <= token < end.",
+    "last_row_lost": "the last row of each range is taken for outside: it is begin <= token < end.",
+    "mask_unseen": "others' tokens bring zeros, and autograd does not know: the row put in their place gets their "
+    "gradient. Mask by an op that autograd sees.",
     "averaged": "one rank has the row and the others zeros: add, do not average.",
     "wrong_group": "rows are summed over the world: give all_reduce group=group.",
     "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
@@ -97,9 +100,13 @@ def _calls(case: Case, number: int) -> Due:
     wrapped = [block[each % rows] for block, each in zip(blocks, local, strict=True)]
     at_zero = [block[each * mask[..., 0]] for block, each, mask in zip(blocks, local, inside, strict=True)]
     without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
+    without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
     whole = [torch.nn.functional.embedding(each, table) for each in tokens]
-    grads = []
+    grads, in_place_of_others = [], ([], [])
     for rank, (_, gradient) in enumerate(case.asks[number]):
+        for found, put in zip(in_place_of_others, (local[rank] * inside[rank][..., 0], local[rank]), strict=True):
+            zeros = torch.zeros_like(blocks[rank])
+            found.append(zeros.index_add_(0, put.clamp(0, rows - 1).flatten(), gradient.flatten(0, 1)))
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
         grads.append(wholes.block(full, rank % t, t))
     sums = in_groups(parts, t)
@@ -108,12 +115,17 @@ def _calls(case: Case, number: int) -> Due:
         *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
         *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
         ("first_row_lost", in_groups(without_first, t)),
+        ("last_row_lost", in_groups(without_last, t)),
         ("averaged", [each / t for each in sums]),
         ("wrong_group", in_groups(parts, world)),
     ]
     mistakes = {
         "output": told.known(_SENTENCES, *of_output),
-        "gradient of weight": told.known(_SENTENCES, ("gradient_summed", [t * each for each in grads])),
+        "gradient of weight": told.known(
+            _SENTENCES,
+            ("gradient_summed", [t * each for each in grads]),
+            *(("mask_unseen", each) for each in in_place_of_others),
+        ),
     }
     return Due({"output": whole, "gradient of weight": grads}, mistakes)
 

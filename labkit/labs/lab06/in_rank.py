@@ -111,7 +111,7 @@ def one_call(
     """One forward and backward: output, inputs' gradients ("input gradient"), parameters' ("gradient of NAME").
 
     trained: how many of the inputs need a gradient, the second's being "input gradient 1". A value that is not there is
-    None. "changed" names what of the given tensors was written into.
+    None. "changed" names what of the given tensors was written into, "hooked" tells whether one has hooks.
     """
     import torch
 
@@ -125,7 +125,7 @@ def one_call(
         return out
     if type(out) is not torch.Tensor:
         return Unusable("wrong_type", f"{name} returned {type(out).__name__}; a tensor is due.")
-    values: dict[str, Any] = {"output": out.detach().clone(), "input gradient": None, "changed": ""}
+    values: dict[str, Any] = {"output": out.detach().clone(), "input gradient": None, "changed": "", "hooked": False}
     values |= {f"gradient of {each}": None for each in named}
     if out.shape != gradient.shape:
         return values
@@ -139,6 +139,7 @@ def one_call(
         values["input gradient" + f" {at}" * (at > 0)] = None if x.grad is None else x.grad.detach().clone()
     if not torch.equal(gradient, kept):
         values["changed"] = "the gradient"
+    values["hooked"] = any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given)
     if any(not torch.equal(mine.detach(), theirs) for mine, theirs in zip(given, inputs, strict=True)):
         values["changed"] = "the input"
     return values
