@@ -156,6 +156,14 @@ def _dealt_kv(case: Case, number: int) -> list[Any]:
     return found
 
 
+def _times_kv(case: Case, number: int, rank: int) -> Any:
+    """The output where k's and v's weights come once per rank that shares them."""
+    module = _whole(case)
+    for layer in (module.k_proj, module.v_proj):
+        layer.weight.data = layer.weight.data * case.plan.sharing
+    return _run(module, *case.asks[number][rank])["output"]
+
+
 def _by_kv(case: Case, number: int) -> list[Any]:
     """Per rank what its own keys and values alone give x's gradient."""
     whole, found = _of(_whole(case)), []
@@ -194,11 +202,13 @@ def _calls(case: Case, number: int) -> Due:
     f_forward = Mistake("f_forward", "f sums x in forward: it leaves x as it is.", summed)
     of_x = [each["input gradient"] for each in own]
     order = "query head i of a rank asks its KV head i // (query heads per KV head): repeat_interleave, not repeat."
+    forward = "shared weights are summed in forward: f leaves them as they are, and sums their gradients."
     mistakes = {
         "output": [
             *_of_output([each["output"] for each in own], t, world),
             f_forward,
             Mistake("kv_dealt_out", order, in_groups(dealt, t)),
+            Mistake("kv_summed_forward", forward, [_times_kv(case, number, rank) for rank in range(world)]),
         ],
         "input gradient": [*_of_input(of_x, t, world), *_of_kv_paths(of_x, by_kv, sharing, t)],
     }
@@ -208,6 +218,9 @@ def _calls(case: Case, number: int) -> Due:
         mistakes[key] = [Mistake("g_backward", again, [t * each for each in values[key]])]
         if name[0] in "kv":
             mistakes[key] += _of_shared([each[name] for each in own], sharing, t, world)
+        if name[0] == "q" and sharing > 1:
+            alone = "query heads are the rank's own: kv_group sums the gradients of k and v alone."
+            mistakes[key].append(Mistake("q_shared", alone, in_groups([each[name] for each in own], sharing)))
     return Due(values, mistakes)
 
 

@@ -86,9 +86,13 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
     whole = wholes.build(plan.kind, plan.sizes, plan.seed)
     with waits.noted() as early, ready_made.watched() as used:
         answer = cls(*whole, group, *extra, **dict(plan.options))
+        spoilt = not _as_built(whole, plan)
         del whole
         gc.collect()
         mark()
+        if spoilt:
+            sentence = f"{cls.__name__} changes the module that it is given: others still need it, so copy from it."
+            return Unusable("changed_in_place", sentence)
         if not isinstance(answer, torch.nn.Module):
             return _no_module(cls, answer)
         named = dict(answer.named_parameters())
@@ -201,6 +205,18 @@ def _unfinished(cls: Any, count: int, plan: Plan) -> Any:
     except ValueError:
         pass
     return None
+
+
+def _as_built(whole: tuple, plan: Plan) -> bool:
+    """Whether the serial modules still have the parameters that they were built with."""
+    import torch
+
+    for mine, again in zip(whole, wholes.build(plan.kind, plan.sizes, plan.seed), strict=True):
+        now = dict(mine.named_parameters())
+        for name, p in again.named_parameters():
+            if name not in now or now[name].shape != p.shape or not torch.equal(now[name], p):
+                return False
+    return True
 
 
 def _no_module(cls: Any, answer: Any) -> Any:

@@ -96,8 +96,8 @@ def _failed(case: Case, observed: Observed, failed: Verdict) -> tuple[str, str] 
     if attempts.all_wait_in(observed, "send"):
         return "deadlock", "every rank sends first and waits for one that sends too: isend and irecv, then wait."
     if attempts.all_wait_in(observed, "recv"):
-        return "deadlock", "every rank receives first, and none has sent: isend and irecv, then wait."
-    return "deadlock", "ranks wait for each other: in a hop each sends once and receives once, all as many hops."
+        return "recv_first", "every rank receives first, and none has sent: isend and irecv, then wait."
+    return "uneven_hops", "ranks wait for each other: in a hop each sends once and receives once, all as many hops."
 
 
 def task() -> Task:

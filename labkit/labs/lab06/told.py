@@ -135,6 +135,8 @@ def foreign(got: list, whole: Any) -> tuple[str, str]:
     known = whole.flatten()
     if all(bool(torch.isin(each, known).all()) for each in got):
         return "other_block", "these are numbers of the serial weight, but not the rank's: rank r has block r of t."
+    if all(bool((each == each.flatten()[0]).all()) for each in got):
+        return "constant", "all its numbers are the same: copy the rank's block of the serial one."
     if len(got) > 1 and all(close(each, got[0]) for each in got):
         return "same_seed", "every rank drew the same numbers of its own: copy the rank's block of the serial weight."
     return "own_init", "the weights are newly drawn: copy the rank's block of the serial weight."
