@@ -102,11 +102,9 @@ def _calls(case: Case, number: int) -> Due:
     without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
     without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
     whole = [torch.nn.functional.embedding(each, table) for each in tokens]
-    grads, in_place_of_others = [], ([], [])
+    in_place_of_others = _unmasked(case, number, [at * mask[..., 0] for at, mask in zip(local, inside, strict=True)])
+    clamped_gradients, grads = _unmasked(case, number, [each.clamp(0, rows - 1) for each in local]), []
     for rank, (_, gradient) in enumerate(case.asks[number]):
-        for found, put in zip(in_place_of_others, (local[rank] * inside[rank][..., 0], local[rank]), strict=True):
-            zeros = torch.zeros_like(blocks[rank])
-            found.append(zeros.index_add_(0, put.clamp(0, rows - 1).flatten(), gradient.flatten(0, 1)))
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
         grads.append(wholes.block(full, rank % t, t))
     sums = in_groups(parts, t)
@@ -124,10 +122,22 @@ def _calls(case: Case, number: int) -> Due:
         "gradient of weight": told.known(
             _SENTENCES,
             ("gradient_summed", [t * each for each in grads]),
-            *(("mask_unseen", each) for each in in_place_of_others),
+            ("mask_unseen", in_place_of_others),
+            ("mask_unseen", clamped_gradients),
         ),
     }
     return Due({"output": whole, "gradient of weight": grads}, mistakes)
+
+
+def _unmasked(case: Case, number: int, put: list[Any]) -> list[Any]:
+    """Per rank the weight's gradient where every token takes part. put: the rank's row that each was looked up in."""
+    import torch
+
+    found = []
+    for at, (_, gradient) in zip(put, case.asks[number], strict=True):
+        zeros = torch.zeros(dict(case.plan.shapes)["weight"])
+        found.append(zeros.index_add_(0, at.flatten(), gradient.flatten(0, 1)))
+    return found
 
 
 def _communication(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:

@@ -91,8 +91,7 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
         gc.collect()
         mark()
         if spoilt:
-            sentence = f"{cls.__name__} changes the module that it is given: others still need it, so copy from it."
-            return Unusable("changed_in_place", sentence)
+            return _spoilt(cls)
         if not isinstance(answer, torch.nn.Module):
             return _no_module(cls, answer)
         named = dict(answer.named_parameters())
@@ -205,6 +204,11 @@ def _unfinished(cls: Any, count: int, plan: Plan) -> Any:
     except ValueError:
         pass
     return None
+
+
+def _spoilt(cls: Any) -> Unusable:
+    sentence = f"{cls.__name__} changes the module that it is given: others still need it, so copy from it."
+    return Unusable("changed_in_place", sentence)
 
 
 def _as_built(whole: tuple, plan: Plan) -> bool:
