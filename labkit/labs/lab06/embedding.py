@@ -102,8 +102,8 @@ def _calls(case: Case, number: int) -> Due:
     without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
     without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
     whole = [torch.nn.functional.embedding(each, table) for each in tokens]
-    in_place_of_others = _unmasked(case, number, [at * mask[..., 0] for at, mask in zip(local, inside, strict=True)])
-    clamped_gradients, grads = _unmasked(case, number, [each.clamp(0, rows - 1) for each in local]), []
+    puts = [at * mask[..., 0] for at, mask in zip(local, inside, strict=True)], [y.clamp(0, rows - 1) for y in local]
+    grads = []
     for rank, (_, gradient) in enumerate(case.asks[number]):
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
         grads.append(wholes.block(full, rank % t, t))
@@ -122,8 +122,7 @@ def _calls(case: Case, number: int) -> Due:
         "gradient of weight": told.known(
             _SENTENCES,
             ("gradient_summed", [t * each for each in grads]),
-            ("mask_unseen", in_place_of_others),
-            ("mask_unseen", clamped_gradients),
+            *(("mask_unseen", _unmasked(case, number, put)) for put in puts),
         ),
     }
     return Due({"output": whole, "gradient of weight": grads}, mistakes)
