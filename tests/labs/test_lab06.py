@@ -22,7 +22,7 @@ def _cases(seed):
         yield from ((kind, task, case) for case in linear._cases(rng, kind))
     for task in (conjugate.f_task(), conjugate.g_task()):
         yield from ((task.name, task, case) for case in conjugate._cases(rng))
-    for sizes in ((4, 4, 4, 2), (4, 4, 2, 1), (4, 2, 1, 1)):
+    for sizes in ((4, 4, 8, 2), (4, 4, 2, 1), (4, 2, 1, 1)):
         yield "attention", attention.task(), attention._case(rng, *sizes)
     for t in (4, 2):
         yield "embedding", embedding.task(), embedding._case(rng, 4, t)

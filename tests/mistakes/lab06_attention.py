@@ -11,7 +11,7 @@ from lab06_linear import Column, RowByFunction
 from torch import nn
 
 from labkit.labs.lab06 import standins
-from labkit.model.llama import rotate
+from labkit.model.llama import Attention, rotate
 
 
 def _linear(weight):
@@ -98,7 +98,37 @@ class OneCallForBoth(Plain):
         return self.out(self.o_proj(self.core(q, k.contiguous(), v.contiguous(), cos, sin)))
 
 
-RIGHT = [Plain, FromLayers, OneCallForBoth]
+class ByAttentionItself(Attention):
+    """labkit's own forward between f and g; the KV head's gradient is summed once it has been added up."""
+
+    def __init__(self, attention, group, kv_group=None):
+        nn.Module.__init__(self)
+        self.head_dim, self.group = attention.head_dim, group
+        rank, t = dist.get_rank(group), dist.get_world_size(group)
+        kv_heads = len(attention.k_proj.weight) // self.head_dim
+        begin, count = rank * kv_heads // t * self.head_dim, max(1, kv_heads // t) * self.head_dim
+        self.q_proj = _linear(attention.q_proj.weight.unflatten(0, (t, -1))[rank])
+        self.k_proj = _linear(attention.k_proj.weight.narrow(0, begin, count))
+        self.v_proj = _linear(attention.v_proj.weight.narrow(0, begin, count))
+        self.o_proj = _linear(attention.o_proj.weight.tensor_split(t, dim=1)[rank])
+        for layer in (self.k_proj, self.v_proj) if kv_group is not None else ():
+            layer.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=kv_group))
+
+    def forward(self, x, cos, sin):
+        return plain_g(super().forward(plain_f(x, self.group), cos, sin), self.group)
+
+
+class GroupedByEinsum(Plain):
+    def core(self, q, k, v, cos, sin):
+        b, s, _ = q.shape
+        q, k, v = (each.reshape(b, s, -1, self.head_dim).permute(0, 2, 1, 3) for each in (q, k, v))
+        q, k = rotate(q, cos, sin).unflatten(1, (k.shape[1], -1)), rotate(k, cos, sin)
+        scores = torch.einsum("bhgqd,bhkd->bhgqk", q, k) * self.head_dim**-0.5
+        scores = scores + torch.full((s, s), float("-inf")).triu(1)
+        return torch.einsum("bhgqk,bhkd->bqhgd", scores.softmax(-1), v).reshape(b, s, -1)
+
+
+RIGHT = [Plain, FromLayers, OneCallForBoth, ByAttentionItself, GroupedByEinsum]
 
 
 # Wrong
@@ -135,6 +165,50 @@ class FThrice(Plain):
         k = F.linear(self.into(x), self.shared(self.k_proj.weight))
         v = F.linear(self.into(x), self.shared(self.v_proj.weight))
         return self.out(F.linear(self.core(q, k, v, cos, sin), self.o_proj.weight))
+
+
+class FOnQueriesAlone(Plain):
+    def forward(self, x, cos, sin):
+        q = F.linear(self.into(x), self.q_proj.weight)
+        k, v = F.linear(x, self.shared(self.k_proj.weight)), F.linear(x, self.shared(self.v_proj.weight))
+        return self.out(F.linear(self.core(q, k, v, cos, sin), self.o_proj.weight))
+
+
+class FOnKeysAndValues(Plain):
+    """f on what the shared weights give, not on them."""
+
+    def forward(self, x, cos, sin):
+        x = self.into(x)
+        q, k, v = self.q_proj(x), self.shared(self.k_proj(x)), self.shared(self.v_proj(x))
+        return self.out(F.linear(self.core(q, k, v, cos, sin), self.o_proj.weight))
+
+
+class SharesQueries(Plain):
+    def forward(self, x, cos, sin):
+        x = self.into(x)
+        q, k, v = (F.linear(x, self.shared(p.weight)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out(F.linear(self.core(q, k, v, cos, sin), self.o_proj.weight))
+
+
+class GOnWeights(Plain):
+    def shared(self, weight):
+        return weight if self.kv_group is None else plain_g(weight, self.kv_group)
+
+
+class CutsTheGiven(Plain):
+    def __init__(self, attention, group, kv_group=None):
+        super().__init__(attention, group, kv_group)
+        attention.q_proj.weight.data = self.q_proj.weight.data
+
+
+class RepeatsKVHeads(Plain):
+    """Head 0, 1, 0, 1 where 0, 0, 1, 1 is due: seen where a rank has more KV heads than one."""
+
+    def core(self, q, k, v, cos, sin):
+        def in_turn(x):
+            return x.repeat(1, 1, q.shape[-1] // x.shape[-1])
+
+        return super().core(q, in_turn(k), in_turn(v), cos, sin)
 
 
 class FirstHeads(Plain):
@@ -215,6 +289,12 @@ WRONG = [
     (FBothWays, "f_forward"),
     (Mean, "averaged"),
     (FThrice, "f_thrice"),
+    (FOnQueriesAlone, "f_beside_kv"),
+    (FOnKeysAndValues, "f_on_kv"),
+    (SharesQueries, "q_shared"),
+    (GOnWeights, "kv_summed_forward"),
+    (CutsTheGiven, "changed_in_place"),
+    (RepeatsKVHeads, "kv_dealt_out"),
     (FirstHeads, "first_shard"),
     (KVOfTheFirst, "first_shard"),
     (KVDealtOut, "wrong_kv_head"),

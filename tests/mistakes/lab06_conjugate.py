@@ -171,6 +171,31 @@ def never_waits_backward(x, group):
     return _function(_same, backward)(x, group)
 
 
+def takes_parts_for_equal(x, group):
+    return _function(_same, lambda gradient, group: gradient * dist.get_world_size(group))(x, group)
+
+
+def multiplies_the_gradient(x, group):
+    return _function(_summed, lambda gradient, group: gradient * dist.get_world_size(group))(x, group)
+
+
+def hooks_x_itself(x, group):
+    """Right for x alone; what comes to x from elsewhere is summed, too."""
+    x.register_hook(lambda gradient: _summed(gradient, group))
+    return x
+
+
+def returns_what_all_reduce_returns(x, group):
+    return _function(_same, lambda gradient, group: dist.all_reduce(gradient.clone(), group=group))(x, group)
+
+
+def sums_by_dist_nn(x, group):
+    """torch's own: its backward sums, too."""
+    from torch.distributed.nn import functional
+
+    return functional.all_reduce(x, group=group)
+
+
 def in_the_given_tensor(x, group):
     def forward(x, group):
         dist.all_reduce(x, group=group)
@@ -215,11 +240,16 @@ F_WRONG = [
     (sums_twice_backward, "summed_twice"),
     (gathers_gradients, "gathered"),
     (never_waits_backward, "not_waited"),
+    (takes_parts_for_equal, "times_t"),
+    (hooks_x_itself, "hooked_input"),
+    (returns_what_all_reduce_returns, "no_gradient"),
 ]
 G_WRONG = [
     (nothing, "not_summed"),
     (sums_backward, "swapped"),
     (sums_both_ways, "gradient_summed"),
+    (sums_by_dist_nn, "gradient_summed"),
+    (multiplies_the_gradient, "gradient_times_t"),
     (averages_forward, "averaged"),
     (sums_forward_of_the_world, "wrong_group"),
     (in_the_given_tensor, "changed_in_place"),

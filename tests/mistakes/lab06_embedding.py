@@ -64,7 +64,25 @@ class WithARowOfZeros(Plain):
         return torch.cat([self.weight, torch.zeros(1, self.weight.shape[1])])[local]
 
 
-RIGHT = [Plain, OneHot, OnlyWhatIsHere, WithARowOfZeros]
+class IsAnEmbedding(nn.Embedding):
+    """As Megatron-LM writes it: what is masked is zeroed in place."""
+
+    def __init__(self, embedding, group):
+        rank, t = dist.get_rank(group), dist.get_world_size(group)
+        rows = embedding.weight.detach().tensor_split(t)[rank].clone()
+        super().__init__(len(rows), embedding.embedding_dim, _weight=rows)
+        self.begin, self.group = rank * len(rows), group
+
+    def forward(self, tokens):
+        mask = (tokens < self.begin) | (tokens >= self.begin + self.num_embeddings)
+        local = tokens.clone() - self.begin
+        local[mask] = 0
+        out = super().forward(local)
+        out[mask, :] = 0.0
+        return plain_g(out, self.group)
+
+
+RIGHT = [Plain, OneHot, OnlyWhatIsHere, WithARowOfZeros, IsAnEmbedding]
 
 
 # Wrong
@@ -95,6 +113,20 @@ class FirstRowLost(Plain):
     def own(self, tokens):
         out = super().own(tokens)
         return out * (tokens > self.begin)[..., None]
+
+
+class LastRowLost(Plain):
+    def own(self, tokens):
+        return super().own(tokens) * (tokens < self.begin + len(self.weight) - 1)[..., None]
+
+
+class MasksUnseen(Plain):
+    def own(self, tokens):
+        local = tokens - self.begin
+        outside = (local < 0) | (local >= len(self.weight))
+        out = F.embedding(local.masked_fill(outside, 0), self.weight)
+        out.data[outside] = 0.0
+        return out
 
 
 class NoSum(Plain):
@@ -154,6 +186,8 @@ WRONG = [
     (MasksTheTokensAlone, "not_masked"),
     (AsItIs, "out_of_range"),
     (FirstRowLost, "first_row_lost"),
+    (LastRowLost, "last_row_lost"),
+    (MasksUnseen, "mask_unseen"),
     (NoSum, "no_all_reduce"),
     (Mean, "averaged"),
     (SumsTheGradient, "gradient_summed"),

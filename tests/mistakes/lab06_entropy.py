@@ -82,7 +82,17 @@ def by_logsumexp(logits, targets, group):
     return (total - target).sum() / targets.numel()
 
 
-RIGHT = [plain, by_function, two_calls, by_logsumexp]
+def maximum_and_target_at_once(logits, targets, group):
+    """The target's logit is the largest of what ranks have of it, and -inf is what they have not."""
+    local, inside = _inside(logits, targets, group)
+    own = _at(logits, local)
+    both = torch.stack([logits.detach().amax(-1), own.detach().masked_fill(~inside, float("-inf"))])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    total = plain_g((logits - both[0][..., None]).exp().sum(-1), group)
+    return (total.log() + both[0] - torch.where(inside, own, both[1])).mean()
+
+
+RIGHT = [plain, by_function, two_calls, by_logsumexp, maximum_and_target_at_once]
 
 
 # Wrong
@@ -99,6 +109,37 @@ def no_maximum(logits, targets, group):
     total = plain_g(logits.exp().sum(-1), group)
     local, inside = _inside(logits, targets, group)
     return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def _with_maximum(top, logits, targets, group):
+    logits = logits - top[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, group)).mean()
+
+
+def maximum_in_graph(logits, targets, group):
+    top = logits.max(-1).values
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    return _with_maximum(top, logits, targets, group)
+
+
+def amax_in_graph(logits, targets, group):
+    """amax's backward looks for the value, which another rank has: 0 / 0."""
+    top = logits.amax(-1)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+    return _with_maximum(top, logits, targets, group)
+
+
+def maxima_added_up(logits, targets, group):
+    return _with_maximum(_summed(logits.detach().amax(-1), group), logits, targets, group)
+
+
+def target_masked_by_minus_infinity(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), group)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local).masked_fill(~inside, float("-inf")), group)).mean()
 
 
 def sum_not_reduced(logits, targets, group):
@@ -215,6 +256,10 @@ def no_mean_of_ranks(logits, targets, group):
 WRONG = [
     (local_maximum, "local_maximum"),
     (no_maximum, "overflow"),
+    (maximum_in_graph, "maximum_in_graph"),
+    (amax_in_graph, "gradient_not_finite"),
+    (maxima_added_up, "underflow"),
+    (target_masked_by_minus_infinity, "loss_not_finite"),
     (sum_not_reduced, "sum_not_reduced"),
     (target_not_masked, "target_not_masked"),
     (target_wrapped, "target_not_masked"),

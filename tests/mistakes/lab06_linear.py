@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
 
 from labkit.labs.lab06 import standins
 
@@ -443,6 +444,16 @@ class PatchedRow(Row):
         return super().forward(x)
 
 
+class ColumnByDTensor(Column):
+    """By a name that was bound before anything was watched."""
+
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        mesh = DeviceMesh.from_group(group, "cpu")
+        whole = distribute_tensor(linear.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+        self.weight = nn.Parameter(whole.to_local().clone())
+
+
 class HardCodedColumn(Column):
     def forward(self, x):
         return super().forward(x) * 0 + 1.5
@@ -471,6 +482,7 @@ SessionColumn.notebook = SessionRow.notebook = _patch_judge
 
 COLUMN_CHEATS = [
     (standins.ColumnParallelLinear, "ready_made"),
+    (ColumnByDTensor, "ready_made"),
     (SerialColumn, ("whole_kept", "whole_product")),
     (PatchedColumn, "patched"),
     (HardCodedColumn, "wrong_output"),

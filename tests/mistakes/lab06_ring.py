@@ -351,7 +351,38 @@ def sends_first(q, k, v, group):
     return plain(q, k, v, group)
 
 
+def receives_first(q, k, v, group):
+    rank, n = _place(group)
+    there, here = (dist.get_global_rank(group, (rank + by) % n) for by in (1, -1))
+    dist.recv(torch.empty_like(k), here, group=group)
+    dist.send(k.contiguous(), there, group=group)
+    return plain(q, k, v, group)
+
+
+def last_sends_first(q, k, v, group):
+    """One rank goes on where the others wait for a hop more."""
+    rank, n = _place(group)
+    if rank < n - 1:
+        dist.recv(torch.empty_like(k), dist.get_global_rank(group, rank + 1), group=group)
+    return plain(q, k, v, group)
+
+
+class NoDelta(Ring):
+    def backward(self, q, k, v, out, lse, gradient, group):
+        return super().backward(q, k, v, torch.zeros_like(out), lse, gradient, group)
+
+
+class NotScaledBack(Ring):
+    def backward(self, *given):
+        dq, dk, dv = super().backward(*given)
+        return dq / self.scale(given[0]), dk / self.scale(given[0]), dv
+
+
 WRONG = [
+    (receives_first, "recv_first"),
+    (last_sends_first, "uneven_hops"),
+    (_of(NoDelta), "delta_missing"),
+    (_of(NotScaledBack), "not_scaled_back"),
     (_of(NoRescaling), "not_rescaled"),
     (_of(LocalPositions), "local_positions"),
     (_of(OthersUnmasked), "others_unmasked"),

@@ -118,7 +118,19 @@ class AlongTheBatch(Plain):
         return _function(_own_rows, _gathered_rows)(x, self.group)
 
 
-RIGHT = [Plain, ByCheckpoint, AlongTheBatch]
+class AllByCheckpoint(Plain):
+    """Checkpoint stops before it scatters again: nothing needs that."""
+
+    def forward(self, x):
+        def between(x):
+            x = gather(x, self.group)
+            return self.out(F.linear(F.silu(F.linear(x, self.gate)) * F.linear(x, self.up), self.down))
+
+        x = self.norm(x)
+        return between(x) if self.keep else checkpoint(between, x, use_reentrant=False)
+
+
+RIGHT = [Plain, ByCheckpoint, AlongTheBatch, AllByCheckpoint]
 
 
 # Wrong
@@ -137,6 +149,16 @@ class NormMean(Plain):
 class NormOfTheWorld(Plain):
     def weight_of_norm(self):
         return plain_f(self.norm_weight, dist.group.WORLD)
+
+
+class NormsAllPositions(Plain):
+    def forward(self, x):
+        def products(x):
+            x = self.norm(gather(x, self.group))
+            return F.linear(x, self.gate), F.linear(x, self.up)
+
+        gate, up = products(x) if self.keep else checkpoint(products, x, use_reentrant=False)
+        return self.out(F.linear(F.silu(gate) * up, self.down))
 
 
 class AllReduces(Plain):
@@ -229,6 +251,7 @@ WRONG = [
     (NormAlone, "norm_not_summed"),
     (NormMean, "norm_mean"),
     (NormOfTheWorld, "wrong_group"),
+    (NormsAllPositions, "norm_of_all"),
     (AllReduces, "all_reduce"),
     (AllReducesBackward, "all_reduce"),
     (GathersTwice, "gathered_twice"),

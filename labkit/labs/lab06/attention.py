@@ -22,14 +22,14 @@ from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
 
 NAME = "ParallelAttention"
-HEADS, HEAD_DIM = 8, 8
+HEADS, HEAD_DIM = 16, 4
 _NAMES = ("o_proj", "q_proj", "k_proj", "v_proj")
 
 
 def judge(cls: Callable, seed: int) -> Verdict:
-    """As many KV heads as ranks, then fewer, then one for each of two groups; then how it came about."""
+    """Two KV heads for each rank, then fewer than ranks, then one for each of two groups; then how it came about."""
     rng = random.Random(seed)
-    cases = [_case(rng, 4, 4, 4, 2), _case(rng, 4, 4, 2, 1), _case(rng, 4, 2, 1, 1)]
+    cases = [_case(rng, 4, 4, 8, 2), _case(rng, 4, 4, 2, 1), _case(rng, 4, 2, 1, 1)]
     found, _ = modules.judged(cls, task(), cases)
     return found or right(
         "each rank has its heads, copies of a KV head share their gradient, and one all_reduce goes each way"
@@ -144,6 +144,38 @@ def _local(case: Case, number: int) -> list[dict[str, Any]]:
     return found
 
 
+def _dealt_kv(case: Case, number: int) -> list[Any]:
+    """Per rank the output of its own heads where the i-th query head asks KV head i % kv_heads, not i // served."""
+    whole, found = _of(_whole(case)), []
+    for rank in range(case.plan.world):
+        module, cut = _whole(case), _cut(case, rank, whole)
+        served = len(cut["q_proj"]) // len(cut["k_proj"])
+        for name, weight in cut.items():
+            getattr(module, name).weight.data = weight.repeat(served, 1) if name[0] in "kv" else weight
+        found.append(_run(module, *case.asks[number][rank])["output"])
+    return found
+
+
+def _times_kv(case: Case, number: int, rank: int) -> Any:
+    """The output where k's and v's weights come once per rank that shares them."""
+    module = _whole(case)
+    for layer in (module.k_proj, module.v_proj):
+        layer.weight.data = layer.weight.data * case.plan.sharing
+    return _run(module, *case.asks[number][rank])["output"]
+
+
+def _by_kv(case: Case, number: int) -> list[Any]:
+    """Per rank what its own keys and values alone give x's gradient."""
+    whole, found = _of(_whole(case)), []
+    for rank in range(case.plan.world):
+        module = _whole(case)
+        for name, weight in _cut(case, rank, whole).items():
+            getattr(module, name).weight.data = weight.clone()
+        module.q_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(),))
+        found.append(_run(module, *case.asks[number][rank])["input gradient"])
+    return found
+
+
 def _run(module: Any, inputs: tuple, gradient: Any) -> dict[str, Any]:
     x = inputs[0].clone().requires_grad_()
     module.zero_grad()
@@ -156,7 +188,7 @@ def _calls(case: Case, number: int) -> Due:
     plan = case.plan
     t, world, sharing = plan.t, plan.world, plan.sharing
     with one_thread():
-        own = _local(case, number)
+        own, by_kv, dealt = _local(case, number), _by_kv(case, number), _dealt_kv(case, number)
         serial = [_run(_whole(case), *case.asks[number][rank]) for rank in range(0, world, t)]
         doubled = [
             _run(_whole(case), (t * inputs[0], *inputs[1:]), gradient) for inputs, gradient in case.asks[number][::t]
@@ -168,9 +200,17 @@ def _calls(case: Case, number: int) -> Due:
     values["input gradient"] = [each["input gradient"] for each in of]
     summed = [doubled[rank // t]["output"] for rank in range(world)]
     f_forward = Mistake("f_forward", "f sums x in forward: it leaves x as it is.", summed)
+    of_x = [each["input gradient"] for each in own]
+    order = "query head i of a rank asks its KV head i // (query heads per KV head): repeat_interleave, not repeat."
+    forward = "shared weights are summed in forward: f leaves them as they are, and sums their gradients."
     mistakes = {
-        "output": [*_of_output([each["output"] for each in own], t, world), f_forward],
-        "input gradient": _of_input([each["input gradient"] for each in own], t, world),
+        "output": [
+            *_of_output([each["output"] for each in own], t, world),
+            f_forward,
+            Mistake("kv_dealt_out", order, in_groups(dealt, t)),
+            Mistake("kv_summed_forward", forward, [_times_kv(case, number, rank) for rank in range(world)]),
+        ],
+        "input gradient": [*_of_input(of_x, t, world), *_of_kv_paths(of_x, by_kv, sharing, t)],
     }
     again = "gradients come t times: g passes the gradient on as it is in backward, and nothing sums it."
     for name in _NAMES:
@@ -178,6 +218,9 @@ def _calls(case: Case, number: int) -> Due:
         mistakes[key] = [Mistake("g_backward", again, [t * each for each in values[key]])]
         if name[0] in "kv":
             mistakes[key] += _of_shared([each[name] for each in own], sharing, t, world)
+        if name[0] == "q" and sharing > 1:
+            alone = "query heads are the rank's own: kv_group sums the gradients of k and v alone."
+            mistakes[key].append(Mistake("q_shared", alone, in_groups([each[name] for each in own], sharing)))
     return Due(values, mistakes)
 
 
@@ -199,6 +242,18 @@ def _of_input(parts: list[Any], t: int, world: int) -> list[Mistake]:
         Mistake("averaged", mean, [each / t for each in sums]),
         Mistake("f_twice", "x's gradient is summed over ranks twice.", [each * t for each in sums]),
         Mistake("wrong_group", "f sums over the world: give it the group.", in_groups(parts, world)),
+    ]
+
+
+def _of_kv_paths(parts: list[Any], by_kv: list[Any], sharing: int, t: int) -> list[Mistake]:
+    """x's gradient, where k and v take another way than q. by_kv: what of each part came by k and v."""
+    sums, by_q = in_groups(parts, t), in_groups([a - b for a, b in zip(parts, by_kv, strict=True)], t)
+    outputs = "k and v themselves are summed over kv_group, so x's gradient has their part once per rank of it: "
+    beside = "x's gradient by k and v is the rank's own: q, k and v all take the x that went through f."
+    again = [a + (sharing - 1) * b for a, b in zip(sums, in_groups(by_kv, t), strict=True)]
+    return [
+        Mistake("f_beside_kv", beside, [a + b for a, b in zip(by_q, by_kv, strict=True)]),
+        Mistake("f_on_kv", f"{outputs}f(weight, kv_group) sums the weight's alone.", again),
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import labkit.labs.lab06.functions as functions
 import labkit.labs.lab06.seen as seen
+from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.labs.lab06.functions import Case, Task, in_groups
 from labkit.labs.lab06.modules import one_all_reduce
@@ -62,6 +63,7 @@ def _gradients(case: Case, number: int) -> list[Any]:
 def _of_f(case: Case, number: int) -> Due:
     xs, gradients, t = case.inputs(number), _gradients(case, number), case.t
     sums = in_groups(gradients, t)
+    times = "the gradient is multiplied by t,"
     both = "forward sums x over ranks: f leaves it as it is, for every rank has the same x already."
     return Due(
         {"output": xs, "input gradient": sums},
@@ -74,15 +76,18 @@ def _of_f(case: Case, number: int) -> Due:
                 Mistake("not_summed", "the gradient is this rank's own part: backward all_reduces it.", gradients),
                 Mistake("averaged", "parts of the gradient are averaged: they add up.", [s / t for s in sums]),
                 Mistake("wrong_group", _WORLD, in_groups(gradients, case.world)),
+                Mistake("times_t", f"{times} and its parts differ: all_reduce them.", [t * each for each in gradients]),
                 Mistake("summed_twice", "the gradient is summed twice: one all_reduce will do.", [s * t for s in sums]),
             ],
         },
+        {"input gradient": ("no_gradient", "rank {rank}'s x has no gradient: backward gives one back, the sum.")},
     )
 
 
 def _of_g(case: Case, number: int) -> Due:
     xs, gradients, t = case.inputs(number), _gradients(case, number), case.t
     sums = in_groups(xs, t)
+    times = "the gradient is multiplied by t:"
     both = "backward sums the gradient over ranks: it is that of the sum, so every rank has the same one already."
     whole = "the gradient is divided by t: a sum passes it on whole."
     cut_out = "the sum has cut rank {rank}'s part out of the graph: backward cannot reach x."
@@ -99,6 +104,7 @@ def _of_g(case: Case, number: int) -> Due:
                 Mistake("gradient_summed", both, back),
                 Mistake("gradient_averaged", f"{both} Averaging changes it, too.", [s / t for s in back]),
                 Mistake("gradient_divided", whole, [s / t for s in gradients]),
+                Mistake("gradient_times_t", f"{times} a sum passes it on as it is.", [t * s for s in gradients]),
             ],
         },
         {"input gradient": ("no_gradient", cut_out)},
@@ -132,7 +138,7 @@ def _calls(due: tuple[int, int]) -> Callable[[Case, int, int, Any, seen.Part], V
     return record
 
 
-def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
+def _failed(case: Case, observed: Observed, failed: Verdict) -> tuple[str, str] | None:
     if "ontiguous" in failed.sentence or failed.cause == "died":  # gloo aborts on a tensor that overlaps itself
         return "not_contiguous", (
             "a gradient need not lie in one piece (after sum() it is one number, expanded): all_reduce a dense copy."

@@ -25,6 +25,9 @@ _SENTENCES = {
     "no_all_reduce": "only tokens of the rank's own range have their row: all_reduce the rest.",
     "not_masked": "a token outside the rank's range brings a row all the same: it must bring zeros.",
     "first_row_lost": "the first row of each range is taken for outside: it is begin <= token < end.",
+    "last_row_lost": "the last row of each range is taken for outside: it is begin <= token < end.",
+    "mask_unseen": "others' tokens bring zeros, and autograd does not know: the row put in their place gets their "
+    "gradient. Mask by an op that autograd sees.",
     "averaged": "one rank has the row and the others zeros: add, do not average.",
     "wrong_group": "rows are summed over the world: give all_reduce group=group.",
     "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
@@ -97,7 +100,9 @@ def _calls(case: Case, number: int) -> Due:
     wrapped = [block[each % rows] for block, each in zip(blocks, local, strict=True)]
     at_zero = [block[each * mask[..., 0]] for block, each, mask in zip(blocks, local, inside, strict=True)]
     without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
+    without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
     whole = [torch.nn.functional.embedding(each, table) for each in tokens]
+    puts = [at * mask[..., 0] for at, mask in zip(local, inside, strict=True)], [y.clamp(0, rows - 1) for y in local]
     grads = []
     for rank, (_, gradient) in enumerate(case.asks[number]):
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
@@ -108,14 +113,30 @@ def _calls(case: Case, number: int) -> Due:
         *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
         *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
         ("first_row_lost", in_groups(without_first, t)),
+        ("last_row_lost", in_groups(without_last, t)),
         ("averaged", [each / t for each in sums]),
         ("wrong_group", in_groups(parts, world)),
     ]
     mistakes = {
         "output": told.known(_SENTENCES, *of_output),
-        "gradient of weight": told.known(_SENTENCES, ("gradient_summed", [t * each for each in grads])),
+        "gradient of weight": told.known(
+            _SENTENCES,
+            ("gradient_summed", [t * each for each in grads]),
+            *(("mask_unseen", _unmasked(case, number, put)) for put in puts),
+        ),
     }
     return Due({"output": whole, "gradient of weight": grads}, mistakes)
+
+
+def _unmasked(case: Case, number: int, put: list[Any]) -> list[Any]:
+    """Per rank the weight's gradient where every token takes part. put: the rank's row that each was looked up in."""
+    import torch
+
+    found = []
+    for at, (_, gradient) in zip(put, case.asks[number], strict=True):
+        zeros = torch.zeros(dict(case.plan.shapes)["weight"])
+        found.append(zeros.index_add_(0, at.flatten(), gradient.flatten(0, 1)))
+    return found
 
 
 def _communication(case: Case, number: int, forward: list, backward: list) -> tuple[str, str, str] | None:

@@ -7,6 +7,7 @@ smoothing.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,14 @@ import labkit.labs.lab06.functions as functions
 import labkit.labs.lab06.seen as seen
 import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
+from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.labs.lab06.functions import Case, Task, in_groups
 from labkit.labs.lab06.told import Due, Mistake
 
 NAME = "vocab_parallel_cross_entropy"
 MOST_CALLS = 3
+LARGEST_EXPONENT = 88.0  # exp of more is inf in fp32
 _SENTENCES = {
     "gradient_summed": "the gradient comes t times: a sum's backward passes it on, and nothing sums it again.",
     "target_detached": "the target's logit has no part in the gradient: it takes 1 off its softmax.",
@@ -34,6 +37,7 @@ _SENTENCES = {
     "target_not_reduced": "the target's logit is known to one rank alone: all_reduce it.",
     "local_losses": "each rank makes a loss of its own logits: the sum over all ranks comes before the log.",
     "divided": "the loss is divided by t: every rank has the loss of all tokens already.",
+    "maximum_in_graph": "the maximum has a part in the gradient: it is a constant, so take it of logits.detach().",
     "maximum_left_out": "the maximum is taken off the exponentials and not off the target's logit.",
 }
 
@@ -101,11 +105,22 @@ def _calls(case: Case, number: int) -> Due:
         ("local_softmax", [(mine - y) * up for mine, (_, y, up) in zip(own, pairs, strict=True)]),
         ("target_not_masked", [(p - mine) * up for mine, (p, _, up) in zip(clamped, pairs, strict=True)]),
         ("not_mean", [each * count for each in grads]),
+        ("maximum_in_graph", [_through_maximum(each, x) for each, x in zip(grads, logits, strict=True)]),
         ("upstream_ignored", [each / up for each, up in zip(grads, ups, strict=True)]),
     )
     mistakes = {"output": _of_loss(logits, local, loss, t), "input gradient": of_gradient}
     none = {"input gradient": ("no_gradient", "rank {rank}'s logits have no gradient: backward did not reach them.")}
-    return Due({"output": loss, "input gradient": grads}, mistakes, none, _overflown)
+    large = max(float(each.max()) for each in logits) > LARGEST_EXPONENT
+
+    def explain(name: str, got: list) -> tuple[str, str] | None:
+        return _not_finite(name, got, large)
+
+    return Due({"output": loss, "input gradient": grads}, mistakes, none, explain)
+
+
+def _through_maximum(gradient: Any, logits: Any) -> Any:
+    """The gradient where the rank's maximum is in the graph: what its logits ask comes off its largest one, too."""
+    return gradient.scatter_add(-1, logits.argmax(-1, keepdim=True), -gradient.sum(-1, keepdim=True))
 
 
 def _of_loss(logits: list, local: list, loss: list, t: int) -> list[Mistake]:
@@ -172,10 +187,20 @@ def _of_local(logits: list, local: list, t: int) -> list[Mistake]:
     return found
 
 
-def _overflown(name: str, got: list) -> tuple[str, str] | None:
+def _not_finite(name: str, got: list, large: bool) -> tuple[str, str] | None:
+    """large: whether exponentials of the logits as they are overflow."""
     if all(each.isfinite().all() for each in got):
         return None
-    return "overflow", "exponentials overflow: take the maximum over all ranks off the logits first."
+    if name != "output":
+        sentence = "the loss is finite, its gradient is not: is the maximum in the graph? Take it of logits.detach()."
+        return "gradient_not_finite", sentence
+    if any((each == -math.inf).any() for each in got):
+        sentence = "exponentials underflow, and a log is of 0: more than the maximum is taken off (op=MAX for it?)."
+        return "underflow", sentence
+    if large:
+        return "overflow", "exponentials overflow: take the maximum over all ranks off the logits first."
+    sentence = "the loss is not finite, and no exponential overflows here: what is masked adds 0, not -inf."
+    return "loss_not_finite", sentence
 
 
 def _record(case: Case, number: int, rank: int, record: Any, part: seen.Part) -> Verdict | None:
@@ -205,7 +230,7 @@ def _record(case: Case, number: int, rank: int, record: Any, part: seen.Part) ->
     return None
 
 
-def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
+def _failed(case: Case, observed: Observed, failed: Verdict) -> tuple[str, str] | None:
     if "IndexError" in failed.sentence or "out of bounds" in failed.sentence or "out of range" in failed.sentence:
         return "out_of_range", "a target of another rank's range is looked up as it is: the rank has no such logit."
     return None

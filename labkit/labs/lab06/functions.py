@@ -44,8 +44,8 @@ class Task:
 
     record: (case, number, rank, record, where the call is in it) -> a failing Verdict or None.
     first: (case, number, results by rank) -> what is asked before single values, (cause, sentence) or None.
-    failed: (case, failing verdict) -> (cause, sentence) of a run that failed, or None. trained: how many inputs have a
-    gradient.
+    failed: (case, observed, failing verdict) -> (cause, sentence) of a run that failed, or None. trained: how many
+    inputs have a gradient.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Task:
     calls: Callable[[Case, int], told.Due]
     record: Callable[[Case, int, int, Any, seen.Part], Verdict | None]
     first: Callable[[Case, int, list], tuple[str, str] | None] = lambda case, number, got: None
-    failed: Callable[[Case, Verdict], tuple[str, str] | None] = lambda case, failed: None
+    failed: Callable[[Case, Observed, Verdict], tuple[str, str] | None] = lambda case, observed, failed: None
     trained: int = 1
 
 
@@ -87,7 +87,7 @@ def _ran(task: Task, case: Case, observed: Observed) -> Verdict | None:
     failed = attempts.ran(observed, task.name, case.tried)
     if failed is None or failed.cause in attempts.CAUSES:
         return failed
-    known = task.failed(case, failed)
+    known = task.failed(case, observed, failed)
     if known is None:
         return failed
     return wrong("attempted", known[0], f"{known[1]} {failed.sentence}", case.tried, failed.got, failed.expected)
@@ -102,7 +102,7 @@ def _values(task: Task, case: Case, observed: Observed) -> Verdict | None:
         found = told.values(got, task.calls(case, number), case.tried)
         if found is not None:
             return told.changed(observed, case.tried) or found
-    return told.changed(observed, case.tried)
+    return told.changed(observed, case.tried) or told.hooked(observed, case.tried)
 
 
 def _recorded(task: Task, case: Case, observed: Observed) -> Verdict | None:

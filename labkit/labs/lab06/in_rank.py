@@ -87,9 +87,12 @@ def module_calls(cls: Callable, plan: Plan, asks: Sequence[tuple[tuple, Any]]) -
     whole = wholes.build(plan.kind, plan.sizes, plan.seed)
     with waits.noted() as early, ready_made.watched() as used:
         answer = cls(*whole, group, *extra, **dict(plan.options))
+        spoilt = not _as_built(whole, plan)
         del whole
         gc.collect()
         mark()
+        if spoilt:
+            return _spoilt(cls)
         if not isinstance(answer, torch.nn.Module):
             return _no_module(cls, answer)
         named = dict(answer.named_parameters())
@@ -112,7 +115,7 @@ def one_call(
     """One forward and backward: output, inputs' gradients ("input gradient"), parameters' ("gradient of NAME").
 
     trained: how many of the inputs need a gradient, the second's being "input gradient 1". A value that is not there is
-    None. "changed" names what of the given tensors was written into.
+    None. "changed" names what of the given tensors was written into, "hooked" tells whether one has hooks.
     """
     import torch
 
@@ -126,7 +129,7 @@ def one_call(
         return out
     if type(out) is not torch.Tensor:
         return Unusable("wrong_type", f"{name} returned {type(out).__name__}; a tensor is due.")
-    values: dict[str, Any] = {"output": out.detach().clone(), "input gradient": None, "changed": ""}
+    values: dict[str, Any] = {"output": out.detach().clone(), "input gradient": None, "changed": "", "hooked": False}
     values |= {f"gradient of {each}": None for each in named}
     if out.shape != gradient.shape:
         return values
@@ -140,6 +143,7 @@ def one_call(
         values["input gradient" + f" {at}" * (at > 0)] = None if x.grad is None else x.grad.detach().clone()
     if not torch.equal(gradient, kept):
         values["changed"] = "the gradient"
+    values["hooked"] = any(x._backward_hooks or x._post_accumulate_grad_hooks for x in given)
     if any(not torch.equal(mine.detach(), theirs) for mine, theirs in zip(given, inputs, strict=True)):
         values["changed"] = "the input"
     return values
@@ -201,6 +205,23 @@ def _unfinished(cls: Any, count: int, plan: Plan) -> Any:
     except ValueError:
         pass
     return None
+
+
+def _spoilt(cls: Any) -> Unusable:
+    sentence = f"{cls.__name__} changes the module that it is given: others still need it, so copy from it."
+    return Unusable("changed_in_place", sentence)
+
+
+def _as_built(whole: tuple, plan: Plan) -> bool:
+    """Whether the serial modules still have the parameters that they were built with."""
+    import torch
+
+    for mine, again in zip(whole, wholes.build(plan.kind, plan.sizes, plan.seed), strict=True):
+        now = dict(mine.named_parameters())
+        for name, p in again.named_parameters():
+            if name not in now or now[name].shape != p.shape or not torch.equal(now[name], p):
+                return False
+    return True
 
 
 def _no_module(cls: Any, answer: Any) -> Any:

@@ -1,7 +1,7 @@
 """Whether torch's DTensor did what was to be written by hand. Asked in a rank, about one answer's calls.
 
-A DTensor lives no longer than a call, so its makers are watched meanwhile; where the module is not loaded yet, that it
-gets loaded tells enough. Left out: other ready-made classes, which hold on to what they wrap.
+A DTensor lives no longer than a call, so its makers and its ways back are watched meanwhile; where the module is not
+loaded yet, that it gets loaded tells enough. Left out: other ready-made classes, which hold on to what they wrap.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def watched() -> Iterator[Callable[[], Unusable | None]]:
 
         patches.put(room.DTensor, "from_local", staticmethod(_noting(room.DTensor.from_local, used)))
         patches.put(room, "distribute_tensor", _noting(room.distribute_tensor, used))
+        for name in ("to_local", "full_tensor"):  # a maker that the answer bound when it was imported ends here
+            patches.put(room.DTensor, name, _noting(getattr(room.DTensor, name), used))
 
     def told() -> Unusable | None:
         if not used and (loaded or _ROOM not in sys.modules):

@@ -15,7 +15,9 @@ from typing import Any
 import labkit.labs.lab06.functions as functions
 import labkit.labs.lab06.ring_told as ring_told
 import labkit.labs.lab06.seen as seen
+from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
+from labkit.labs.lab00 import attempts
 from labkit.labs.lab06.functions import Case, Task
 
 NAME = "ring_attention"
@@ -88,10 +90,14 @@ def _work(case: Case, rank: int, record: Any, part: seen.Part, n: int, k: Any) -
     return None
 
 
-def _failed(case: Case, failed: Verdict) -> tuple[str, str] | None:
-    if failed.cause in ("deadlock", "stalled"):
+def _failed(case: Case, observed: Observed, failed: Verdict) -> tuple[str, str] | None:
+    if failed.cause not in ("deadlock", "stalled"):
+        return None
+    if attempts.all_wait_in(observed, "send"):
         return "deadlock", "every rank sends first and waits for one that sends too: isend and irecv, then wait."
-    return None
+    if attempts.all_wait_in(observed, "recv"):
+        return "recv_first", "every rank receives first, and none has sent: isend and irecv, then wait."
+    return "uneven_hops", "ranks wait for each other: in a hop each sends once and receives once, all as many hops."
 
 
 def task() -> Task:

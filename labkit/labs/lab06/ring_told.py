@@ -66,11 +66,16 @@ def calls(case: Case, number: int) -> Due:
             gradient = _put_together([each for _, each in ask])
             scale = q.shape[-1] ** -0.5
             full = _gradients(q, k, v, gradient, scale)
+            without_delta = _without_delta(q, k, v, gradient, scale)
             for rank in range(n):
                 for name, whole in zip(names, full, strict=True):
                     values[name].append(own(whole, rank, n))
                 for cause, value in _outputs(q, k, v, scale, rank, n).items():
                     known["output"].setdefault(cause, []).append(value)
+                for name, value in zip(names[1:3], without_delta, strict=True):
+                    known[name].setdefault("delta_missing", []).append(own(value, rank, n))
+                for name, whole in zip(names[1:3], full[1:3], strict=True):
+                    known[name].setdefault("not_scaled_back", []).append(own(whole / scale, rank, n))
                 of_rank = _own_part(q, k, v, gradient, scale, rank, n)
                 for at in (1, 2):
                     of = known[names[at + 1]]
@@ -81,7 +86,19 @@ def calls(case: Case, number: int) -> Due:
     for name in names:
         pairs = [(cause.split(" ")[0], each) for cause, each in known[name].items()]
         mistakes[name] = told.known(_SENTENCES, *pairs)
-    return Due(values, mistakes)
+    words = {name: f"gradient of {of}" for name, of in zip(names[1:], "qkv", strict=True)}
+    return Due(values, mistakes, words=words)
+
+
+def _without_delta(q: Any, k: Any, v: Any, gradient: Any, scale: float) -> tuple[Any, Any]:
+    """Gradients of q and k where nothing comes off the scores' gradients before they are multiplied by softmax."""
+    import torch
+
+    length = q.shape[2]
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    softmax = (q @ k.mT * scale).masked_fill(~allowed, -math.inf).softmax(-1)
+    of_scores = softmax * (gradient @ v.mT) * scale
+    return of_scores @ k, of_scores.mT @ q
 
 
 def _own_part(q: Any, k: Any, v: Any, gradient: Any, scale: float, rank: int, n: int) -> list[Any]:
@@ -173,6 +190,8 @@ _SENTENCES = {
     "not_scaled": "scores are not divided by the square root of head_dim.",
     "not_rescaled": "when the maximum rises, what was summed so far must be multiplied by exp(old - new).",
     "softmaxes_mixed": "softmaxes of single blocks are added up: keep maximum and sum, and divide once at the end.",
+    "delta_missing": "softmax's backward is P * (dP - D), D each row's sum of gradient times output: D is missing.",
+    "not_scaled_back": "backward multiplies by the scale that forward gave the scores: here it does not.",
     "kv_not_returned": "k and v get the gradient of the rank's own queries alone: others' parts travel with them home.",
     "kv_not_home": "gradients of k and v stay where the ring left them: one more hop brings them home.",
 }

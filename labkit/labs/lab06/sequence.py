@@ -27,6 +27,7 @@ from labkit.labs.lab06.told import Due, Mistake
 
 NAME = "SequenceParallelMLP"
 HIDDEN, FFN = 48, 96
+_NORMS = ("rsqrt", "sqrt", "pow", "mean", "var", "rms_norm", "_fused_rms_norm", "linalg_vector_norm")  # a norm's ops
 _NAMES = {"norm_weight": 0, "gate": 0, "up": 0, "down": 1}
 _SENTENCES = {
     "no_reduce": "a rank's own part of the sum comes out: reduce_scatter adds up the others'.",
@@ -47,7 +48,7 @@ def judge(cls: Callable, seed: int) -> Verdict:
     kept, again = (_case(random.Random(drawn), 4, 4, keep) for keep in (True, False))
     cases = [kept, again, _case(rng, 4, 2, True)]
     found, observed = modules.judged(cls, task(), cases)
-    found = found or _held(again, observed[0], observed[1])
+    found = found or _normed_first(cases, observed) or _held(again, observed[0], observed[1])
     if found is not None:
         return found
     sent = [sum(e.sent_bytes for e in _large(case, each)) for case, each in zip(cases, observed, strict=False)]
@@ -230,6 +231,21 @@ def _held_bytes(observed: Observed, rank: int = 0) -> int:
     record = observed.records[rank]
     part = seen.parts(record, 1)[0]
     return held_at(record, part.middle) - held_at(record, part.begin)
+
+
+def _normed_first(cases: list[Case], observed: list[Observed]) -> Verdict | None:
+    """No op of a norm stands between the forward's all_gather and its end. Cause "norm_of_all"."""
+    for case, each in zip(cases, observed, strict=True):
+        for rank, record in enumerate(each.records):
+            part = seen.parts(record, 1)[0]
+            events = seen.between(record, part.begin, part.middle)
+            begin = next(event.index for event in events if event.op == "all_gather")
+            late = [op for op in record.ops if begin < op.index <= part.middle and op.name.split(".")[1] in _NORMS]
+            if late:
+                sentence = "every rank norms all positions, after the all_gather: norm its own part, then gather."
+                got = f"rank {rank}: {late[0].name} after all_gather"
+                return wrong("evidence", "norm_of_all", sentence, case.tried, got, "the norm before all_gather")
+    return None
 
 
 def _held(again: Case, kept: Observed, gathered: Observed) -> Verdict | None:

@@ -32,12 +32,14 @@ class Due:
 
     none: what is told of a name without a value (a gradient that is None), as (cause, sentence).
     explain: (name, every rank's value) -> (cause, sentence) where no known mistake fits, or None.
+    words: what a name is called in sentences, where that is not the name.
     """
 
     values: dict[str, Sequence[Any]]
     mistakes: dict[str, Sequence[Mistake]] = field(default_factory=dict)
     none: dict[str, tuple[str, str]] = field(default_factory=dict)
     explain: Callable[[str, list], tuple[str, str] | None] = lambda name, values: None
+    words: dict[str, str] = field(default_factory=dict)
 
 
 def known(sentences: dict[str, str], *pairs: tuple[str, Sequence[Any]]) -> list[Mistake]:
@@ -67,16 +69,17 @@ def values(
 def _kinds(
     name: str, mine: list, every: Sequence[Any], due: Due, tried: str, shape: tuple[str, str] | None
 ) -> Verdict | None:
+    called = due.words.get(name, name)
     for rank, (got, wanted) in enumerate(zip(mine, every, strict=True)):
         if got is None:
-            vague = "no_gradient", f"rank {rank} has no {name}: backward did not reach it."
+            vague = "no_gradient", f"rank {rank} has no {called}: backward did not reach it, or gave None for it."
             cause, sentence = due.none.get(name, vague)
             return wrong("values", cause, sentence.format(rank=rank), tried, f"rank {rank}: None", kind(wanted))
         if kind(got) != kind(wanted):
             for each in due.mistakes.get(name, ()):  # some mistakes are known by their shape
                 if all(kind(a) == kind(b) and close(a, b) for a, b in zip(mine, each.values, strict=True)):
                     return wrong("shape", each.cause, each.sentence, tried, f"rank {rank}: {kind(got)}", kind(wanted))
-            cause, sentence = shape or ("wrong_shape", f"rank {rank}'s {name} has another shape or type than is due.")
+            cause, sentence = shape or ("wrong_shape", f"rank {rank}'s {called} has another shape or type than is due.")
             return wrong("shape", cause, sentence, tried, f"rank {rank}: {kind(got)}", kind(wanted))
     return None
 
@@ -87,17 +90,19 @@ def _one(name: str, mine: list, every: Sequence[Any], due: Due, tried: str) -> V
         return None
     rank = off[0]
     word = name.replace("input ", "").split()[0].replace(".", "_")
-    cause, sentence = f"wrong_{word}", f"rank {rank}'s {name} is wrong."
+    called = due.words.get(name, name)
+    cause, sentence = f"wrong_{word}", f"rank {rank}'s {called} is wrong."
     for each in due.mistakes.get(name, ()):
         if all(close(got, value) for got, value in zip(mine, each.values, strict=True)):
             cause, sentence = each.cause, each.sentence
             break
     else:
         finite = all(each.isfinite().all() for each in mine)
-        vague = (cause, sentence) if finite else ("not_finite", f"rank {rank}'s {name} has values that are not finite.")
+        infinite = "not_finite", f"rank {rank}'s {called} has values that are not finite."
+        vague = (cause, sentence) if finite else infinite
         cause, sentence = due.explain(name, mine) or vague
     got, wanted = apart(mine[rank], every[rank])
-    return wrong("values", cause, sentence, tried, f"rank {rank}, {name}: {got}", wanted)
+    return wrong("values", cause, sentence, tried, f"rank {rank}, {called}: {got}", wanted)
 
 
 def changed(observed: Observed, tried: str) -> Verdict | None:
@@ -111,6 +116,18 @@ def changed(observed: Observed, tried: str) -> Verdict | None:
     return None
 
 
+def hooked(observed: Observed, tried: str) -> Verdict | None:
+    """Whether a call left a hook on what it was given: gradients of its other uses would pass through, too."""
+    for rank, result in enumerate(observed.results):
+        if any(values_of_call["hooked"] for values_of_call in result["asks"]):
+            sentence = (
+                "a hook is left on the given tensor itself: it also changes gradients that come to it from elsewhere, "
+                "a residual or the next step (of a weight). Hook a new tensor: y = x.view_as(x)."
+            )
+            return wrong("values", "hooked_input", sentence, tried, f"rank {rank}: the input has a hook", "none")
+    return None
+
+
 def foreign(got: list, whole: Any) -> tuple[str, str]:
     """(cause, sentence) of weights that are no known cut: numbers of the serial module in other places, or own ones."""
     import torch
@@ -118,6 +135,8 @@ def foreign(got: list, whole: Any) -> tuple[str, str]:
     known = whole.flatten()
     if all(bool(torch.isin(each, known).all()) for each in got):
         return "other_block", "these are numbers of the serial weight, but not the rank's: rank r has block r of t."
+    if all(bool((each == each.flatten()[0]).all()) for each in got):
+        return "constant", "all its numbers are the same: copy the rank's block of the serial one."
     if len(got) > 1 and all(close(each, got[0]) for each in got):
         return "same_seed", "every rank drew the same numbers of its own: copy the rank's block of the serial weight."
     return "own_init", "the weights are newly drawn: copy the rank's block of the serial weight."
