@@ -138,6 +138,7 @@ _MISTAKES = (
     (lambda e, h: (e // 1, h // 1), "rounded", _ROUNDED),
     (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", _ROUNDED),
     (lambda e, h: ((e + 0.5) // 1, (h + 0.5) // 1), "rounded", _ROUNDED),
+    (lambda e, h: (round(e), round(h)), "rounded", _ROUNDED),  # halves to even
 )  # fmt: skip
 
 
