@@ -1,5 +1,6 @@
 """RAM that code takes for itself, and a disk that looks full; what lives, by where its bytes are."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -12,6 +13,7 @@ import torch
 
 from labkit.check import living
 from labkit.check.ram import Peak, full_disk, large_objects, resident
+from labkit.ranks.launch import launch
 
 MB = 10**6
 
@@ -74,6 +76,30 @@ def test_the_kernel_counts_what_is_in_no_object_of_pythons_and_no_page_of_a_file
     more = {kind: after - before[kind] for kind, after in resident().items()}
     assert 15.5 * MB < more["RssAnon"] < 18 * MB
     of_file.close(), own.close()
+
+
+def kept_by_the_allocator():
+    """In a rank: growth of RssAnon by tensors that are freed into a heap which glibc would keep."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return None
+    libc.mallopt(-3, 32 * MB)  # M_MMAP_THRESHOLD: what is smaller lies in the heap
+    libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: which is not given back
+    before = resident()
+    tensors = [torch.ones(4 * MB) for _ in range(4)]
+    full = resident()
+    after_them = torch.ones(100)  # so that the heap's end is not free
+    tensors.clear()
+    return full["RssAnon"] - before["RssAnon"], resident()["RssAnon"] - before["RssAnon"], len(after_them)
+
+
+def test_what_was_freed_is_not_resident_whatever_the_allocator_keeps():
+    if resident() is None:
+        pytest.skip("no /proc/self/status here")
+    (found,) = launch(kept_by_the_allocator, 1, prints="quiet")
+    if found is None:
+        pytest.skip("another allocator than glibc's")
+    assert found[0] > 60 * MB and found[1] < 4 * MB
 
 
 def test_a_full_disk_refuses_files_and_tells_what_is_free(tmp_path):
