@@ -126,6 +126,11 @@ def _no_split(question: Question, answer: Any) -> Verdict | None:
     return None
 
 
+def _to_even(embedding: float, head: float) -> tuple[int, int]:
+    """As Python rounds: halves to the even number."""
+    return round(embedding), round(head)
+
+
 # An answer that is the best for rounded times is off by less than a layer, whatever it was that its author rounded.
 _ROUNDED = "the slowest stage is slower by a part of a layer: were times or counts rounded? Half a layer counts."
 # What a known mistake makes of embedding and head, cause and sentence.
@@ -138,7 +143,7 @@ _MISTAKES = (
     (lambda e, h: (e // 1, h // 1), "rounded", _ROUNDED),
     (lambda e, h: (-(-e // 1), -(-h // 1)), "rounded", _ROUNDED),
     (lambda e, h: ((e + 0.5) // 1, (h + 0.5) // 1), "rounded", _ROUNDED),
-    (lambda e, h: (round(e), round(h)), "rounded", _ROUNDED),  # halves to even
+    (_to_even, "rounded", _ROUNDED),
 )  # fmt: skip
 
 
