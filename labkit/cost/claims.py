@@ -26,6 +26,16 @@ CLAIMED_PARAMETERS = {1: 100e9, 2: 500e9, 3: 1e12}
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a lab says of a guide. said: by the guide. verdict: "right", "half right" or "wrong". figure: why, in words
+    with its number."""
+
+    said: str
+    verdict: str
+    figure: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """claim: in a few words. figure: what is computed, in `unit`; limit: the most it can be. holds: one of VERDICTS.
 

@@ -6,9 +6,8 @@ profilers, and on DeepSpeed's configuration, which is tried where DeepSpeed runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from labkit.cost import activations, hardware
+from labkit.cost.claims import Claim
 from labkit.cost.groups import on_cluster
 from labkit.cost.layout import Layout
 from labkit.cost.moved import tensor_parallel
@@ -17,15 +16,6 @@ from labkit.cost.shapes import Shape, rank_layer_parameters
 from labkit.cost.tensor_parallel import LayerTime, layer_time, llama_like
 
 LARGE, SMALL, TOKENS, SEQ, NODE = "llama-3.1-8b", 512, 8192, 4096, "DGX H100"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """said: what the guide says. verdict: "right", "half right" or "wrong". figure: why, in words with its number."""
-
-    said: str
-    verdict: str
-    figure: str
 
 
 def claims() -> tuple[Claim, ...]:

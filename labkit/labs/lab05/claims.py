@@ -5,24 +5,14 @@ Left out: claims on communication and on profiling, which belong to labs 04 and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from labkit.cost import hardware, states
+from labkit.cost.claims import Claim
 from labkit.cost.named import named
 from labkit.cost.shapes import parameters
 from labkit.labs.lab05.configurations import NVME
 from labkit.labs.lab05.stations import DOWN, STATE, UP
 
 FASTER, SLOWER = 0.258, 0.239  # steps per second that the guide with the LoRA run measured, without DeepSpeed and with
-
-
-@dataclass(frozen=True)
-class Claim:
-    """said: what a guide says. verdict: "right", "half right" or "wrong". figure: why, in words with its number."""
-
-    said: str
-    verdict: str
-    figure: str
 
 
 def claims() -> tuple[Claim, ...]:

@@ -16,7 +16,6 @@ from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
 from labkit.check.honesty import honest
-from labkit.labs.lab00 import attempts
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Case:
 
     @property
     def tried(self) -> str:
-        groups = f"{self.world} ranks" if self.t == self.world else f"{self.world} ranks in groups of {self.t}"
-        return f"{groups}, {self.what}"
+        return f"{told.groups(self.world, self.t)}, {self.what}"
 
     def inputs(self, number: int, position: int = 0) -> list[Any]:
         """One of the inputs of a call, by rank."""
@@ -62,7 +60,7 @@ def judged(fn: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | N
     all_seen = []
     for case in cases:
         observed = observe(fn, task, case)
-        found = _ran(task, case, observed) or _values(task, case, observed)
+        found = told.ran(task, case, observed) or _values(task, case, observed)
         if found is not None:
             raced = found.stage == "values" and seen.waited(observed, case.tried, "values")
             return raced or found, all_seen
@@ -81,16 +79,6 @@ def observe(fn: Callable, task: Task, case: Case) -> Observed:
         (fn, task.names, case.t, [ask[rank] for ask in case.asks], task.trained) for rank in range(case.world)
     ]
     return evidence.observe(in_rank.function_calls, case.world, rank_args=rank_args, deadline_s=60.0)
-
-
-def _ran(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    failed = attempts.ran(observed, task.name, case.tried)
-    if failed is None or failed.cause in attempts.CAUSES:
-        return failed
-    known = task.failed(case, observed, failed)
-    if known is None:
-        return failed
-    return wrong("attempted", known[0], f"{known[1]} {failed.sentence}", case.tried, failed.got, failed.expected)
 
 
 def _values(task: Task, case: Case, observed: Observed) -> Verdict | None:

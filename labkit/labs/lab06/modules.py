@@ -16,7 +16,6 @@ from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
 from labkit.check.honesty import honest
-from labkit.labs.lab00 import attempts
 from labkit.labs.lab06.in_rank import Plan
 
 
@@ -30,9 +29,7 @@ class Case:
 
     @property
     def tried(self) -> str:
-        plan = self.plan
-        groups = f"{plan.world} ranks" if plan.t == plan.world else f"{plan.world} ranks in groups of {plan.t}"
-        return f"{groups}, {self.what}"
+        return f"{told.groups(self.plan.world, self.plan.t)}, {self.what}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def judged(cls: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | 
     all_seen = []
     for case in cases:
         observed = observe(cls, case)
-        found = _ran(task, case, observed) or _shapes(task, case, observed) or _values(task, case, observed)
+        found = told.ran(task, case, observed) or _shapes(task, case, observed) or _values(task, case, observed)
         if found is not None:
             raced = found.stage == "values" and seen.waited(observed, case.tried, "values")
             return raced or found, all_seen
@@ -80,16 +77,6 @@ def observe(cls: Callable, case: Case) -> Observed:
     return evidence.observe(
         in_rank.module_calls, case.plan.world, args=(cls, case.plan), rank_args=rank_args, deadline_s=60.0
     )
-
-
-def _ran(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    failed = attempts.ran(observed, task.name, case.tried)
-    if failed is None or failed.cause in attempts.CAUSES:
-        return failed
-    known = task.failed(case, observed, failed)
-    if known is None:
-        return failed
-    return wrong("attempted", known[0], f"{known[1]} {failed.sentence}", case.tried, failed.got, failed.expected)
 
 
 def _shapes(task: Task, case: Case, observed: Observed) -> Verdict | None:

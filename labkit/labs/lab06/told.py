@@ -12,6 +12,7 @@ from typing import Any
 from labkit.check.compare import kind
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
+from labkit.labs.lab00 import attempts
 from labkit.labs.lab00.inputs import apart
 
 RTOL = 1e-5  # of the largest element of a tensor, fp32
@@ -52,6 +53,25 @@ def close(got: Any, due: Any, rtol: float = RTOL) -> bool:
     if got is None or got.shape != due.shape or got.dtype != due.dtype or not got.isfinite().all():
         return False
     return not got.numel() or float((got - due).abs().max()) <= rtol * max(float(due.abs().max()), 1e-30)
+
+
+def groups(world: int, t: int) -> str:
+    """So many ranks, and groups of t of them, in words."""
+    return f"{world} ranks" if t == world else f"{world} ranks in groups of {t}"
+
+
+def ran(task: Any, case: Any, observed: Observed) -> Verdict | None:
+    """A run that failed, with the cause that the task knows of it, if it knows one. For tasks of functions and classes.
+
+    task: has a name, and failed(case, observed, verdict) -> (cause, sentence) or None. case: says what was tried.
+    """
+    failed = attempts.ran(observed, task.name, case.tried)
+    if failed is None or failed.cause in attempts.CAUSES:
+        return failed
+    known = task.failed(case, observed, failed)
+    if known is None:
+        return failed
+    return wrong("attempted", known[0], f"{known[1]} {failed.sentence}", case.tried, failed.got, failed.expected)
 
 
 def values(

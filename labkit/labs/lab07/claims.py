@@ -6,9 +6,8 @@ claims on tensor parallelism (lab 06), and on 3D layouts (lab 08).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from labkit.cost import hardware, states
+from labkit.cost.claims import Claim
 from labkit.cost.named import named
 from labkit.cost.shapes import layer_parameters
 from labkit.labs.lab07.pictures import wire
@@ -16,15 +15,6 @@ from labkit.schedule import theory
 
 GPT_3, NODE = 175e9, "DGX H100"  # parameters (arXiv:2005.14165, table 2.1)
 STAGES = 8
-
-
-@dataclass(frozen=True)
-class Claim:
-    """said: what a guide says. verdict: "right", "half right" or "wrong". figure: why, in words with its number."""
-
-    said: str
-    verdict: str
-    figure: str
 
 
 def claims() -> tuple[Claim, ...]:
