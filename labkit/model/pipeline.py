@@ -17,7 +17,7 @@ from torch import nn
 
 from labkit.model.split import Piece, backward_input, backward_weights
 from labkit.schedule.actions import Action, Schedule
-from labkit.schedule.messages import Message, plan, received
+from labkit.schedule.messages import Message, plan, received, taken
 from labkit.schedule.validate import check_valid
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -45,8 +45,9 @@ def run(
     check_valid(schedule)
     rank = dist.get_rank(group)
     _check(schedule, rank, stages, microbatches, dist.get_world_size(group))
-    runner = _Runner(schedule, stages, microbatches, loss_fn, tuple(hidden), dtype, group)
-    for step in plan(schedule)[rank]:
+    steps = plan(schedule)
+    runner = _Runner(schedule, stages, microbatches, loss_fn, tuple(hidden), dtype, group, taken(schedule, steps))
+    for step in steps[rank]:
         getattr(runner, step.do)(step.what)
     return runner.end()
 
@@ -73,21 +74,21 @@ class _Kept:
 class _Runner:
     """One rank's run: what was kept, what came, what is under way. Methods have the names of a plan's steps."""
 
-    def __init__(self, schedule: Schedule, stages, microbatches, loss_fn: Loss, hidden, dtype, group):
+    def __init__(self, schedule: Schedule, stages, microbatches, loss_fn: Loss, hidden, dtype, group, taken):
         self.schedule, self.stages, self.microbatches = schedule, stages, microbatches
-        self.loss_fn, self.hidden, self.dtype, self.group = loss_fn, hidden, dtype, group
+        self.loss_fn, self.hidden, self.dtype, self.group, self.taken = loss_fn, hidden, dtype, group, taken
         self.device = next((p.device for stage in stages.values() for p in stage.parameters()), None)
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.put_off: dict[tuple[int, int], tuple[_Kept, torch.Tensor, list[Piece]]] = {}
         self.made: dict[tuple[str, int, int], torch.Tensor] = {}  # what a stage gave for its neighbour
         self.coming: dict[Message, tuple[Any, torch.Tensor]] = {}
-        self.going: dict[tuple[str, int, int], tuple[Any, torch.Tensor]] = {}
+        self.going: dict[Message, tuple[Any, torch.Tensor]] = {}
         self.losses: list[torch.Tensor] = []
 
     def send(self, message: Message) -> None:
         key = message.kind, message.stage, message.microbatch
         tensor = self.made.pop(key).contiguous()  # gloo and NCCL send nothing else
-        self.going[key] = dist.isend(tensor, group=self.group, group_dst=message.destination), tensor
+        self.going[message] = dist.isend(tensor, group=self.group, group_dst=message.destination), tensor
 
     def recv(self, message: Message) -> None:
         buffer = torch.empty(self.hidden, dtype=self.dtype, device=self.device)
@@ -99,6 +100,8 @@ class _Runner:
             work, buffer = self.coming.pop(message)
             work.wait()
             self.made[message.kind, message.stage, message.microbatch] = buffer
+            for known in self.taken[message]:  # waits for nothing, and lets go of what was sent
+                self.going.pop(known)[0].wait()
         {"F": self.forward, "B": self.backward, "I": self.input, "W": self.weights}[action.kind](action)
 
     def forward(self, action: Action) -> None:
@@ -148,8 +151,6 @@ class _Runner:
         """What the forward kept, and the output's gradient."""
         stage, i = action.stage, action.microbatch
         gradient = None if self.schedule.is_last(stage) else self.made.pop(("I", stage + 1, i))
-        if ("F", stage, i) in self.going:  # its gradient is here, so it has been taken: this waits for nothing
-            self.going.pop(("F", stage, i))[0].wait()
         return self.kept.pop((stage, i)), gradient
 
     def _hand_on(self, action: Action, gradient: torch.Tensor) -> None:

@@ -92,6 +92,23 @@ def plan(schedule: Schedule) -> tuple[tuple[Step, ...], ...]:
     return tuple(map(tuple, steps))
 
 
+def taken(schedule: Schedule, steps: tuple[tuple[Step, ...], ...]) -> dict[Message, tuple[Message, ...]]:
+    """Per message, which messages the other way have surely been taken once it is there.
+
+    They are those that its sender had needed by then. Whoever sent them may let go of them without waiting: a rank
+    that keeps what it sent until the step ends holds a tensor for every microbatch, whatever its schedule.
+    """
+    found: dict[Message, tuple[Message, ...]] = {}
+    for own in steps:
+        needed: dict[int, list[Message]] = {}
+        for step in own:
+            if step.do == "compute" and (message := received(schedule, step.what)) is not None:
+                needed.setdefault(message.source, []).append(message)
+            elif step.do == "send":
+                found[step.what] = tuple(needed.pop(step.what.destination, ()))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Stuck:
     """A rank that waits for ever for `other` (or itself), `position` being the action before which or after which."""

@@ -10,6 +10,7 @@ import torch
 
 from labkit.model.stages import LlamaStage, holders
 from labkit.ranks.launch import launch, run_ranks
+from labkit.record.held import held
 from labkit.record.prices import prices
 from labkit.record.replay import replay
 from labkit.schedule import theory
@@ -74,6 +75,19 @@ def test_a_rank_holds_its_stages_and_no_more():
     assert two["layers.3.mlp.up_proj.weight"] == (1, 2) and two["lm_head.weight"] == (0, 3)
     names = [name for name, _ in LlamaStage(piped.whole(piped.shape(4, over=1)), 1, 4).named_parameters()]
     assert {name.split(".")[1] for name in names} == {"2", "3", "4"}
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_what_a_rank_holds_is_of_the_microbatches_in_flight_and_of_no_others(p):
+    """Activations exactly; what is sent and received on top does not grow with the microbatches."""
+    sizes = (p - 1, p, 8, 16)
+    by_rank = on_ranks(piped.recorded, p, [one_f_one_b(p, m) for m in sizes])
+    for rank, records in enumerate(by_rank):
+        found = [held(record) for record in records]
+        one = piped.ROWS * piped.WIDTH * 4  # between the two layers; losses on top are 4 bytes each
+        assert [max(each.by_kind["activation"]) // one for each in found] == [min(m, p - rank) for m in sizes]
+        whole = [(each.peak_bytes - sum(each.begin.values())) // one for each in found]
+        assert whole[2] == whole[3] <= whole[1] + 2
 
 
 def sample(soak):

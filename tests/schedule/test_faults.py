@@ -13,7 +13,7 @@ import pytest
 from labkit.record.replay import replay
 from labkit.schedule.actions import Action, Schedule, in_flight, needs
 from labkit.schedule.classic import gpipe, one_f_one_b
-from labkit.schedule.messages import plan, received, sent
+from labkit.schedule.messages import plan, received, sent, taken
 from labkit.schedule.validate import check_valid, validate
 from tests.record import played
 from tests.schedule.made import GRID, made
@@ -258,6 +258,42 @@ def test_a_plan_has_one_order_of_messages_for_all_ranks(name, p, m):
                 recvs = [i for i, each in enumerate(own) if each.do == "recv" and each.what == message]
                 assert len(recvs) == 1 and recvs[0] < own.index(step)
     graphlib.TopologicalSorter(graph).prepare()
+
+
+def most_under_way(schedule):
+    """Per rank, the most sends that it keeps: until a message says that they are taken, else to the end."""
+    steps, found = plan(schedule), []
+    for own in steps:
+        kept, most = set(), 0
+        for step in own:
+            if step.do == "send":
+                kept.add(step.what)
+            elif step.do == "compute" and (message := received(schedule, step.what)) is not None:
+                kept.difference_update(taken(schedule, steps)[message])
+            most = max(most, len(kept))
+        found.append(most)
+    return found
+
+
+@pytest.mark.parametrize("name, p, m", DRILLED)
+def test_what_is_let_go_of_was_needed_before_the_message_that_says_so(name, p, m):
+    schedule = made(name, p, m)
+    steps = plan(schedule)
+    known = taken(schedule, steps)
+    each = [message for messages in known.values() for message in messages]
+    assert len(each) == len(set(each)) and set(known) == {s.what for own in steps for s in own if s.do == "send"}
+    for said, messages in known.items():
+        own = steps[said.source]
+        sending = next(i for i, step in enumerate(own) if step.do == "send" and step.what == said)
+        for message in messages:
+            assert (message.source, message.destination) == (said.destination, said.source)
+            assert any(s.do == "compute" and received(schedule, s.what) == message for s in own[:sending])
+
+
+def test_sends_under_way_do_not_grow_with_the_microbatches():
+    for name in ("1f1b", "zb_h1", "zb_v", "interleaved"):
+        assert most_under_way(made(name, 4, 16)) == most_under_way(made(name, 4, 32)), name
+    assert most_under_way(one_f_one_b(2, 16)) == [2, 2]
 
 
 def test_what_cannot_be_asked_is_refused():
