@@ -33,10 +33,11 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
     return Schedule("zb_h1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
-# With few microbatches: forwards first, or backwards first, whichever list is the shorter. Ws fill what is left.
+# With few microbatches: forwards first, and the first stage's Ws at once (the shorter one from p microbatches up) or
+# with all others in the gaps that are left (below p).
 PREFERENCES = (
+    (("F", 1), ("F", 0), ("I", 0), ("W", 0), ("I", 1), ("W", 1)),
     (("F", 1), ("F", 0), ("I", 0), ("I", 1), ("W", 0), ("W", 1)),
-    (("I", 0), ("I", 1), ("F", 1), ("F", 0), ("W", 0), ("W", 1)),
 )
 
 
@@ -44,8 +45,8 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
     """ZB-V (arXiv:2401.10241, section 6): rank r has stages r and 2p - 1 - r, so that a microbatch goes down and up.
 
     In the order of torch's ScheduleZBVZeroBubble, which is made for F, I and W that take equally long and for at least
-    2p - 1 microbatches; with fewer, lists by `greedy`. At most 2p chunks in flight, which are as many layers as p
-    stages of 1F1B. ValueError for sizes below 1.
+    2p - 1 microbatches; with fewer, lists by `greedy`, whose bubble is the same down to p microbatches. At most 2p
+    chunks in flight, which are as many layers as p stages of 1F1B. ValueError for sizes below 1.
     """
     check_sizes(ranks, microbatches)
     placement = (*range(ranks), *reversed(range(ranks)))

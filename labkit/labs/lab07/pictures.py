@@ -73,7 +73,7 @@ class Bubble:
 
 
 def bubbles(p: int, m: int, v: int = 2) -> tuple[Bubble, ...]:
-    """Five schedules with F = I = W."""
+    """Five schedules with F = I = W. ValueError for microbatches that are no multiple of the ranks."""
     h1 = theory.zb_h1_idle_s(p, 1, 1, 1)
     rows = (
         ("GPipe", "(p-1)/(m+p-1)", theory.idle_share(p, m), gpipe(p, m)),
