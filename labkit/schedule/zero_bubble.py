@@ -30,7 +30,7 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
                 own.append(Action("W", rank, i - rank))
         own += [Action("W", rank, i) for i in range(max(0, microbatches - rank), microbatches)]
         lists.append(tuple(own))
-    return Schedule("zb_h1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
+    return Schedule("ZB-H1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
 # With few microbatches: forwards first, and the first stage's Ws at once (the shorter one from p microbatches up) or
@@ -51,9 +51,9 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
     check_sizes(ranks, microbatches)
     placement = (*range(ranks), *reversed(range(ranks)))
     if microbatches < 2 * ranks - 1:
-        return shortest(Schedule("zb_v", ranks, microbatches, placement, ((),) * ranks), PREFERENCES, 2 * ranks)
+        return shortest(Schedule("ZB-V", ranks, microbatches, placement, ((),) * ranks), PREFERENCES, 2 * ranks)
     lists = [tuple(_v_list(ranks, rank, microbatches)) for rank in range(ranks)]
-    return Schedule("zb_v", ranks, microbatches, placement, tuple(lists))
+    return Schedule("ZB-V", ranks, microbatches, placement, tuple(lists))
 
 
 def _v_list(ranks: int, rank: int, microbatches: int) -> list[Action]:

@@ -387,7 +387,7 @@ pipeline.pipeline()
 # Below are F and I in 1F1B's order, four ranks, four microbatches. W is missing: 16 blocks. Choose W, click into the grid; "to played time" shows where the gaps are. The text says the same: without widgets, edit it there. A full schedule can be run on ranks.
 
 # %%
-start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("B", "I").replace("1f1b", "mine"))
+start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("1F1B", "mine").replace("B", "I"))
 drawing = editor.editor(draft.settled(start).text, run=engines.executed)
 drawing
 
