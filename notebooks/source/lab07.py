@@ -16,7 +16,7 @@ from labkit.check.check import mine_or
 from labkit.cost import hardware
 from labkit.cost.laptop import cluster_of
 from labkit.cost.named import named
-from labkit.labs.lab07 import engines, pictures, reference, standins
+from labkit.labs.lab07 import engines, pictures, standins
 from labkit.labs.lab07.claims import claims
 from labkit.record.laptop import laptop as this_laptop
 from labkit.record.prices import prices
@@ -74,10 +74,10 @@ def split_stages(layers, num_stages, embedding, head):
 labkit.check("7.1")
 
 # %%
-split, note_1 = mine_or(split_stages, reference.even_stages)
+split, note_1 = mine_or(split_stages, standins.even_stages)
 shape = named("llama-3.1-8b")
 head = pictures.head_in_layers(shape)
-ways = {"even": reference.even_stages(shape.layers, 8, 0, head), f"split_stages {note_1}": split(shape.layers, 8, 0, head)}
+ways = {"even": standins.even_stages(shape.layers, 8, 0, head), f"split_stages {note_1}": split(shape.layers, 8, 0, head)}
 series = [(name, pictures.stage_times(counts, 0, head)) for name, counts in ways.items()]
 ax = curves.bars(series, [f"stage {stage}" for stage in range(8)], "layers' time", f"{shape.name} on 8 stages; its head takes {head:.1f} layers' time")
 plt.show()
@@ -354,7 +354,7 @@ def sum_tied(weight):
 labkit.check("7.4")
 
 # %%
-share, note_4 = mine_or(sum_tied, reference.sum_by_labkit)
+share, note_4 = mine_or(sum_tied, standins.sum_by_labkit)
 tied_serial = engines.serial(8, steps=10, shape=engines.TIED)
 both = {"summed": engines.train(by_1f1b, 4, 8, 10, share), "each its own": engines.train(by_1f1b, 4, 8, 10, lambda weight: None)}
 apart = {name: [abs(a - b) for a, b in zip(each.losses, tied_serial.losses, strict=True)] for name, each in both.items()}
@@ -434,7 +434,7 @@ def beat_1f1b(ranks, microbatches):
 labkit.check("7.5")
 
 # %%
-write, note_5 = mine_or(beat_1f1b, reference.zb_h1_text)
+write, note_5 = mine_or(beat_1f1b, standins.zb_h1_text)
 mine = grid.parse(write(4, 8))
 axes = gantt.with_kept(play(mine), f"{mine.name}, 8 microbatches {note_5}", "F = I = W")
 plt.show()

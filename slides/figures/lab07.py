@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cost import hardware
 from labkit.cost.named import named
-from labkit.labs.lab07 import engines, pictures, reference
+from labkit.labs.lab07 import engines, pictures, standins
 from labkit.schedule import grid, theory
 from labkit.schedule.classic import gpipe as gpipe_schedule
 from labkit.schedule.classic import interleaved as interleaved_schedule
@@ -38,7 +38,7 @@ def split() -> Drawn:
     """Time of each of eight stages, layers even and shared out by the notebook's function."""
     shape = named(MODEL)
     head = pictures.head_in_layers(shape)
-    ways = {"even": reference.even_stages, "split_stages": cells.function(LAB, "split_stages")}
+    ways = {"even": standins.even_stages, "split_stages": cells.function(LAB, "split_stages")}
     series = [(name, pictures.stage_times(way(shape.layers, 8, 0, head), 0, head)) for name, way in ways.items()]
     names = [f"stage {stage}" for stage in range(8)]
     ax = curves.bars(series, names, "layers' time", f"{shape.name} on 8 stages", parts.wide(11))

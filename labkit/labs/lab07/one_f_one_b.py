@@ -34,7 +34,8 @@ def judge(fn: Callable, seed: int) -> Verdict:
         if found is not None:
             return found
         seen.append((case, observed))
-    for question in (told.work, told.waited, told.one_at_a_time, few_in_flight, let_go, few_received, few_sent, told.idle, _honest):
+    order = (told.work, told.waited, told.one_at_a_time, few_in_flight, let_go, few_received, few_sent, told.idle)
+    for question in (*order, _honest):
         for case, observed in reversed(seen):
             found = question(case, observed)
             if found is not None:
