@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labkit.labs.lab07 import pictures
+import labkit.labs.lab07.pictures as pictures
 from labkit.model.pipeline import run
 from labkit.ranks.launch import launch
 from labkit.ranks.rank import device

@@ -94,7 +94,8 @@ def let_go(case: Case, observed: Observed) -> Verdict | None:
 
 
 def few_received(case: Case, observed: Observed) -> Verdict | None:
-    """Cause "kept": what came for microbatches that are not in flight is held as well."""
+    """Cause "kept": what came for microbatches that are not in flight is held as well. What is received and sent is of
+    the kind communication, and none of the activations that `let_go` looks at."""
     for rank, record in enumerate(observed.records):
         storages = {storage for each in record.communications if each.received_bytes for storage in each.writes}
         due = min(case.microbatches, case.ranks - rank) if rank > 0 else 0
