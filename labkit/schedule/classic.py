@@ -18,7 +18,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     for rank in range(ranks):
         forwards = [Action("F", rank, i) for i in range(microbatches)]
         lists.append((*forwards, *(Action("B", rank, i) for i in range(microbatches))))
-    return Schedule("gpipe", ranks, microbatches, tuple(range(ranks)), tuple(lists))
+    return Schedule("GPipe", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -34,7 +34,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
         forwards = [Action("F", rank, i) for i in range(microbatches)]
         backwards = [Action("B", rank, i) for i in range(microbatches)]
         lists.append(in_turn(forwards, backwards, warm_up))
-    return Schedule("1f1b", ranks, microbatches, tuple(range(ranks)), tuple(lists))
+    return Schedule("1F1B", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:

@@ -20,7 +20,7 @@ def dual_pipe(ranks: int, microbatches: int) -> Schedule:
     check_sizes(ranks, microbatches)
     if ranks % 2 or microbatches % 2 or microbatches < 2 * ranks:
         raise ValueError(
-            f"dual_pipe: an even number of ranks and an even number of at least twice as many microbatches, "
+            f"DualPipe: an even number of ranks and an even number of at least twice as many microbatches, "
             f"not {ranks} ranks and {microbatches} microbatches"
         )
     half, lists = microbatches // 2, []
@@ -29,7 +29,7 @@ def dual_pipe(ranks: int, microbatches: int) -> Schedule:
         firsts = {near: 0 if near < ranks else half, far: 0 if far < ranks else half}
         lists.append(_both_ways(ranks // 2, min(rank, ranks - 1 - rank), half, near, far, firsts))
     placement = (*range(ranks), *reversed(range(ranks)))
-    return Schedule("dual_pipe", ranks, microbatches, placement, tuple(lists), copies=2)
+    return Schedule("DualPipe", ranks, microbatches, placement, tuple(lists), copies=2)
 
 
 def dual_pipe_v(ranks: int, microbatches: int) -> Schedule:
@@ -38,13 +38,13 @@ def dual_pipe_v(ranks: int, microbatches: int) -> Schedule:
     microbatches."""
     check_sizes(ranks, microbatches)
     if microbatches < 2 * ranks:
-        raise ValueError(f"dual_pipe_v: at least {2 * ranks} microbatches on {ranks} ranks, not {microbatches}")
+        raise ValueError(f"DualPipeV: at least {2 * ranks} microbatches on {ranks} ranks, not {microbatches}")
     lists = []
     for rank in range(ranks):
         near, far = rank, 2 * ranks - 1 - rank
         lists.append(_both_ways(ranks, rank, microbatches, near, far, {near: 0, far: 0}))
     placement = (*range(ranks), *reversed(range(ranks)))
-    return Schedule("dual_pipe_v", ranks, microbatches, placement, tuple(lists))
+    return Schedule("DualPipeV", ranks, microbatches, placement, tuple(lists))
 
 
 class _List:

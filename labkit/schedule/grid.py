@@ -1,6 +1,6 @@
 """A schedule as text, for an editor: a line that names it, then one line a rank, a column for each unit of time.
 
-    schedule 1f1b: 2 ranks, 3 microbatches, stages on ranks 0 1
+    schedule 1F1B: 2 ranks, 3 microbatches, stages on ranks 0 1
     rank 0: 0F0 0F1 .   .   0B0 -   0F2 0B1 -   .   0B2 -
     rank 1: .   1F0 1B0 -   1F1 1B1 -   1F2 1B2 -   .   .
 

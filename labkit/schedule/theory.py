@@ -2,7 +2,9 @@
 
 Two shares are in use: of all time (idle / (idle + ideal)), which a timeline shows, and Megatron's overhead (idle /
 ideal), which is larger. Both are exact for equal stages and a free link. Times F, I and W are those of one stage and
-one microbatch; the zero-bubble paper writes T_B for the I of here, DeepSeek's B is I + W. Left out: communication.
+one microbatch; the zero-bubble paper writes T_B for the I of here, DeepSeek's B is I + W. GPipe's and 1F1B's hold for
+any m; interleaved takes multiples of p, zero bubble p microbatches or more (with fewer, there are gaps that no W can
+fill, and ranks idle longer), DualPipe 2p. Left out: communication.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def overhead(p: int, m: int, v: int = 1) -> float:
 
 
 def zero_bubble_idle_share(p: int, m: int, v: int = 1) -> float:
-    """Of all time, with F = I = W: (p-1)/(3mv+p-1): ZB-H1 (v = 1), ZB-V (v = 2), interleaved zero-bubble.
+    """Of all time, with F = I = W and m >= p: (p-1)/(3mv+p-1): ZB-H1 (v = 1), ZB-V (v = 2), interleaved zero-bubble.
 
     From (p-1)(F + I - W) of idle time a rank, one F, beside 3mv of work (arXiv:2401.10241, section 2.3).
     """
@@ -35,8 +37,8 @@ def one_f_one_b_idle_s(p: int, f: Real, i: Real, w: Real) -> Real:
 
 
 def zb_h1_idle_s(p: int, f: Real, i: Real, w: Real) -> Real:
-    """Seconds a rank is idle under ZB-H1: (p-1)(F + I - W) (arXiv:2401.10241, table 2), for a W that takes no longer
-    than F and than I."""
+    """Seconds a rank is idle under ZB-H1: (p-1)(F + I - W) (arXiv:2401.10241, table 2), for p microbatches or more, and
+    a W that takes no longer than F and than I."""
     return (p - 1) * (f + i - w)
 
 

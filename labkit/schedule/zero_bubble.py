@@ -30,13 +30,14 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
                 own.append(Action("W", rank, i - rank))
         own += [Action("W", rank, i) for i in range(max(0, microbatches - rank), microbatches)]
         lists.append(tuple(own))
-    return Schedule("zb_h1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
+    return Schedule("ZB-H1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
-# With few microbatches: forwards first, or backwards first, whichever list is the shorter. Ws fill what is left.
+# With few microbatches: forwards first, and the first stage's Ws at once (the shorter one from p microbatches up) or
+# with all others in the gaps that are left (below p).
 PREFERENCES = (
+    (("F", 1), ("F", 0), ("I", 0), ("W", 0), ("I", 1), ("W", 1)),
     (("F", 1), ("F", 0), ("I", 0), ("I", 1), ("W", 0), ("W", 1)),
-    (("I", 0), ("I", 1), ("F", 1), ("F", 0), ("W", 0), ("W", 1)),
 )
 
 
@@ -44,15 +45,15 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
     """ZB-V (arXiv:2401.10241, section 6): rank r has stages r and 2p - 1 - r, so that a microbatch goes down and up.
 
     In the order of torch's ScheduleZBVZeroBubble, which is made for F, I and W that take equally long and for at least
-    2p - 1 microbatches; with fewer, lists by `greedy`. At most 2p chunks in flight, which are as many layers as p
-    stages of 1F1B. ValueError for sizes below 1.
+    2p - 1 microbatches; with fewer, lists by `greedy`, whose bubble is the same down to p microbatches. At most 2p
+    chunks in flight, which are as many layers as p stages of 1F1B. ValueError for sizes below 1.
     """
     check_sizes(ranks, microbatches)
     placement = (*range(ranks), *reversed(range(ranks)))
     if microbatches < 2 * ranks - 1:
-        return shortest(Schedule("zb_v", ranks, microbatches, placement, ((),) * ranks), PREFERENCES, 2 * ranks)
+        return shortest(Schedule("ZB-V", ranks, microbatches, placement, ((),) * ranks), PREFERENCES, 2 * ranks)
     lists = [tuple(_v_list(ranks, rank, microbatches)) for rank in range(ranks)]
-    return Schedule("zb_v", ranks, microbatches, placement, tuple(lists))
+    return Schedule("ZB-V", ranks, microbatches, placement, tuple(lists))
 
 
 def _v_list(ranks: int, rank: int, microbatches: int) -> list[Action]:

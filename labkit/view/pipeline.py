@@ -21,14 +21,14 @@ from labkit.view.plot import COLOURS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
+NAMES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-V")
 RANKS, MICROBATCHES, CHUNKS = (2, 4, 8), (1, 2, 4, 6, 8, 12, 16, 24), (1, 2, 3)
 RATIOS = (1.0, 1.5, 2.0, 2.5, 3.0)  # (I + W) / F
 
 
 def pipeline(**start: Any) -> explore.Explorer:
     """start: values of controls to start with (name, ranks, microbatches, chunks, ratio)."""
-    begin = {"name": "1f1b", "ranks": 4, "microbatches": 8, "chunks": 2, "ratio": 2.0} | start
+    begin = {"name": "1F1B", "ranks": 4, "microbatches": 8, "chunks": 2, "ratio": 2.0} | start
     controls = {
         "name": explore.choice("schedule", NAMES, begin["name"]),
         "ranks": explore.slider("ranks p", RANKS, begin["ranks"]),
@@ -49,7 +49,7 @@ def played(name: str, ranks: int, microbatches: int, chunks: int, ratio: float) 
     if name == "interleaved":
         schedule = interleaved(ranks, -(-microbatches // ranks) * ranks, chunks)
     else:
-        make = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1, "zb_v": zb_v}[name]
+        make = {"GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-V": zb_v}[name]
         schedule = make(ranks, microbatches)
     forward = 1 / (schedule.microbatches * (1 + ratio) * len(schedule.stages_of(0)))
     return play(schedule, forward, ratio / 2 * forward, ratio / 2 * forward)
@@ -62,11 +62,12 @@ def most_kept(timing: Timing) -> list[float]:
     return [max(counts) / stages for counts, stages in zip(in_flight(schedule), own, strict=True)]
 
 
-def reading(timing: Timing) -> str:
-    """What is set, in words."""
+def reading(timing: Timing, asked: int) -> str:
+    """What is set, in words. asked: microbatches, of which interleaved may have taken more."""
     schedule, idle = timing.schedule, timing.idle_share
     stages = len(schedule.stages_of(0))
     told = f"{schedule.name}: p = {schedule.ranks}, m = {schedule.microbatches}"
+    told += f" (not {asked}: multiples of p alone)" if schedule.microbatches != asked else ""
     told += f", {stages} stages a rank" if stages > 1 else ""
     return f"{told}: idle {idle:.1%} of all time, which is {idle / (1 - idle):.1%} on top of the work"
 
@@ -100,6 +101,6 @@ def _picture() -> tuple[Figure, Callable[..., None]]:
             bar.set(width=most[rank] if shown else 0.0, visible=shown)
             text.set(x=most[rank] if shown else 0.0, text=f" {curves.as_number(most[rank])}" if shown else "")
         right.set(xlim=(0, 1.5 * max(most)), ylim=(len(most) - 0.5, -0.5))
-        title.set_text(reading(timing))
+        title.set_text(reading(timing, values["microbatches"]))
 
     return figure, update

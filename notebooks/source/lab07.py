@@ -16,7 +16,7 @@ from labkit.check.check import mine_or
 from labkit.cost import hardware
 from labkit.cost.laptop import cluster_of
 from labkit.cost.named import named
-from labkit.labs.lab07 import engines, pictures, reference, standins
+from labkit.labs.lab07 import engines, pictures, standins
 from labkit.labs.lab07.claims import claims
 from labkit.record.laptop import laptop as this_laptop
 from labkit.record.prices import prices
@@ -74,10 +74,10 @@ def split_stages(layers, num_stages, embedding, head):
 labkit.check("7.1")
 
 # %%
-split, note_1 = mine_or(split_stages, reference.even_stages)
+split, note_1 = mine_or(split_stages, standins.even_stages)
 shape = named("llama-3.1-8b")
 head = pictures.head_in_layers(shape)
-ways = {"even": reference.even_stages(shape.layers, 8, 0, head), f"split_stages {note_1}": split(shape.layers, 8, 0, head)}
+ways = {"even": standins.even_stages(shape.layers, 8, 0, head), f"split_stages {note_1}": split(shape.layers, 8, 0, head)}
 series = [(name, pictures.stage_times(counts, 0, head)) for name, counts in ways.items()]
 ax = curves.bars(series, [f"stage {stage}" for stage in range(8)], "layers' time", f"{shape.name} on 8 stages; its head takes {head:.1f} layers' time")
 plt.show()
@@ -210,13 +210,16 @@ kept_guess = labkit.predict("7.kept", ..., "times")
 # %% [markdown]
 # **Exercise 7.3: one forward, one backward** (20 min, core)
 #
-# `one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss)`: as 7.2, in this order. Rank r keeps at most min(m, p−r) microbatches. A send is over only when its receiver takes it: no rank may wait in a send for one that waits in a send.
+# `one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss)`: as 7.2, in this order.
+#
+# - Rank r keeps at most min(m, p−r) microbatches, and of what was sent a few tensors, not m: a handle of `isend` keeps its tensor until you let go of it.
+# - A send is over only when its receiver takes it: no rank may wait in a send for one that waits in a send.
 #
 # <details><summary>Hint 1: a question</summary>
 # In the middle, rank r sends an output down while rank r+1 sends a gradient up. Who receives?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>dist.isend</code> and its <code>wait()</code>, or <code>dist.batch_isend_irecv</code>; two local functions, <code>forward()</code> and <code>backward()</code>.
+# <code>dist.isend</code> and its <code>wait()</code>, called before the next send in the same direction, or <code>dist.batch_isend_irecv</code>; two local functions, <code>forward()</code> and <code>backward()</code>.
 # </details>
 
 
@@ -225,18 +228,23 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss):
     """One step; the mean loss on the last rank."""
     # SOLUTION
     rank, p, m = dist.get_rank(), dist.get_world_size(), len(inputs)
-    device = next(stage.parameters()).device
-    kept, losses, sends = [], [], []
+    kept, losses, going = [], [], {}
+
+    def receive(source):
+        tensor = torch.empty(shape, device=next(stage.parameters()).device)
+        dist.recv(tensor, source)
+        return tensor
+
+    def send(tensor, to):
+        if to in going:
+            going[to].wait()  # taken long since: nobody waits here, and its tensor is let go
+        going[to] = dist.isend(tensor, to)
 
     def forward(i):
-        x = inputs[i]
-        if rank > 0:
-            x = torch.empty(shape, device=device)
-            dist.recv(x, rank - 1)
-            x.requires_grad_()
+        x = inputs[i] if rank == 0 else receive(rank - 1).requires_grad_()
         y = stage(x)
         if rank < p - 1:
-            sends.append(dist.isend(y.detach(), rank + 1))
+            send(y.detach(), rank + 1)
         else:
             y = loss_fn(y, targets[i]) / m
             losses.append(y.detach())
@@ -244,23 +252,18 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss):
 
     def backward():
         x, y = kept.pop(0)  # the oldest
-        gradient = None
-        if rank < p - 1:
-            gradient = torch.empty(shape, device=device)
-            dist.recv(gradient, rank + 1)
-        y.backward(gradient)
+        y.backward(receive(rank + 1) if rank < p - 1 else None)
         if rank > 0:
-            sends.append(dist.isend(x.grad, rank - 1))
+            send(x.grad, rank - 1)
 
     warm_up = min(m, p - 1 - rank)
-    for i in range(warm_up):
+    for i in range(m):
         forward(i)
-    for i in range(warm_up, m):
-        forward(i)
-        backward()
+        if i >= warm_up:
+            backward()
     for _ in range(warm_up):
         backward()
-    for work in sends:
+    for work in going.values():
         work.wait()
     return sum(losses) if rank == p - 1 else None
     # END SOLUTION
@@ -276,7 +279,7 @@ ax = curves.bars([(name, [each / 1e3 for each in found]) for name, found in held
 plt.show()
 kept_guess.reveal(held["GPipe"][0] / held["1F1B"][0])
 played = pictures.on_link(turns)
-Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and with m = 64 it would be {64 / 4:.0f} times (rank 3 keeps the loss's input besides). The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
+Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and the more microbatches, the more: GPipe keeps all, 1F1B no more than ranks (rank 3 keeps the loss's input besides). The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
 
 # %%
 trained = {"GPipe": engines.train(by_gpipe, 4, 8, steps=10), "1F1B": engines.train(by_1f1b, 4, 8, steps=10)}
@@ -314,7 +317,7 @@ print("predicted:", fault.sentence)
 outcome = labkit.run_ranks(blocking, 4, schedule, prints="quiet")
 print("really:   ", outcome.cause.sentence)
 stuck_guess.reveal(fault.rank)
-Markdown(f"**Ranks {fault.rank} and {fault.rank + 1}, after two actions each: one sends an output down, the other a gradient up, and neither receives. No rank's own order is wrong.**")
+Markdown(f"**Ranks {fault.rank} and {fault.rank + 1}, after {fault.position} actions each: one sends an output down, the other a gradient up, and neither receives. No rank's own order is wrong.**")
 
 # %% [markdown]
 # `isend`, or both halves posted at once, and it is gone. Megatron-LM calls the pair `send_forward_recv_backward`.
@@ -351,7 +354,7 @@ def sum_tied(weight):
 labkit.check("7.4")
 
 # %%
-share, note_4 = mine_or(sum_tied, reference.sum_by_labkit)
+share, note_4 = mine_or(sum_tied, standins.sum_by_labkit)
 tied_serial = engines.serial(8, steps=10, shape=engines.TIED)
 both = {"summed": engines.train(by_1f1b, 4, 8, 10, share), "each its own": engines.train(by_1f1b, 4, 8, 10, lambda weight: None)}
 apart = {name: [abs(a - b) for a, b in zip(each.losses, tied_serial.losses, strict=True)] for name, each in both.items()}
@@ -387,7 +390,7 @@ pipeline.pipeline()
 # Below are F and I in 1F1B's order, four ranks, four microbatches. W is missing: 16 blocks. Choose W, click into the grid; "to played time" shows where the gaps are. The text says the same: without widgets, edit it there. A full schedule can be run on ranks.
 
 # %%
-start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("B", "I").replace("1f1b", "mine"))
+start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("1F1B", "mine").replace("B", "I"))
 drawing = editor.editor(draft.settled(start).text, run=engines.executed)
 drawing
 
@@ -431,7 +434,7 @@ def beat_1f1b(ranks, microbatches):
 labkit.check("7.5")
 
 # %%
-write, note_5 = mine_or(beat_1f1b, reference.zb_h1_text)
+write, note_5 = mine_or(beat_1f1b, standins.zb_h1_text)
 mine = grid.parse(write(4, 8))
 axes = gantt.with_kept(play(mine), f"{mine.name}, 8 microbatches {note_5}", "F = I = W")
 plt.show()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cost import hardware
 from labkit.cost.named import named
-from labkit.labs.lab07 import engines, pictures, reference
+from labkit.labs.lab07 import engines, pictures, standins
 from labkit.schedule import grid, theory
 from labkit.schedule.classic import gpipe as gpipe_schedule
 from labkit.schedule.classic import interleaved as interleaved_schedule
@@ -38,7 +38,7 @@ def split() -> Drawn:
     """Time of each of eight stages, layers even and shared out by the notebook's function."""
     shape = named(MODEL)
     head = pictures.head_in_layers(shape)
-    ways = {"even": reference.even_stages, "split_stages": cells.function(LAB, "split_stages")}
+    ways = {"even": standins.even_stages, "split_stages": cells.function(LAB, "split_stages")}
     series = [(name, pictures.stage_times(way(shape.layers, 8, 0, head), 0, head)) for name, way in ways.items()]
     names = [f"stage {stage}" for stage in range(8)]
     ax = curves.bars(series, names, "layers' time", f"{shape.name} on 8 stages", parts.wide(11))
@@ -103,11 +103,10 @@ def smaller() -> Drawn:
 
 def ratio() -> Drawn:
     """Idle share over the time of backward."""
-    names = {"1f1b": "1F1B", "interleaved": "interleaved", "zb_h1": "ZB-H1", "zb_v": "ZB-V"}
     series = []
-    for name, label in names.items():
+    for name in ("1F1B", "interleaved", "ZB-H1", "ZB-V"):
         shares = [100 * pipeline.played(name, 4, 8, 2, each).idle_share for each in pipeline.RATIOS]
-        series.append((label, pipeline.RATIOS, shares, "line"))
+        series.append((name, pipeline.RATIOS, shares, "line"))
     title = "four ranks, eight microbatches, I = W"
     ax = curves.lines(series, "time of a backward, in forwards", "% idle", title, parts.wide(9))
     ax.set_ylim(0, 42)  # room for the legend
@@ -116,7 +115,7 @@ def ratio() -> Drawn:
 
 def gaps() -> Drawn:
     """F and I in 1F1B's order, as the editor begins."""
-    start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("B", "I"))
+    start = draft.read(grid.text(one_f_one_b_schedule(4, 4)).replace("1F1B", "mine").replace("B", "I"))
     found, ax = draft.look(start), parts.wide(10, 2.6)
     lanes.moving(ax)(start.schedule, found.spans, float(found.time))
     for artist in ax.findobj(lambda artist: artist.get_animated()):

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from labkit.check.evidence import Observed
-from labkit.labs.lab07 import design, one_f_one_b, reference, split, standins, steps, told
+from labkit.labs.lab07 import design, one_f_one_b, split, standins, steps, told
 from labkit.ranks.launch import launch
 from labkit.ranks.outcome import Cause
+from slides import cells
 
 
 def all_splits(layers, stages):
@@ -74,6 +75,19 @@ def test_a_stage_notes_forwards_and_backwards_as_they_come():
     assert stage.notes == ["F0", "F1", "B1", "B0", "F2"]
 
 
+@pytest.mark.parametrize("p, m", [(2, 1), (2, 6), (3, 5), (4, 9)])
+def test_the_notebooks_1f1b_lets_go_of_what_it_sent_and_waits_for_nothing(p, m):
+    case = steps.draw(random.Random(p), "one_f_one_b", p, m)
+    observed = steps.observe(cells.function("07", "one_f_one_b"), case)
+    assert observed.outcome.cause is None
+    played = steps.replayed(observed)
+    assert not played.deadlock and steps.idle_share(played) == pytest.approx(told.theory(case), abs=1e-3)
+    for rank, record in enumerate(observed.records):
+        sent = {storage for each in record.communications if each.sent_bytes for storage in each.reads}
+        outputs, gradients = min(m, p - rank) if rank < p - 1 else 0, 2 if rank else 0
+        assert one_f_one_b._most(case, record, sent) <= outputs + gradients
+
+
 def stand_ins(weights, inputs, targets, shape):
     found = []
     for fn in (standins.gpipe, standins.one_f_one_b):
@@ -82,13 +96,13 @@ def stand_ins(weights, inputs, targets, shape):
         found.append((loss, [weight.grad for weight in stage.weights], stage.notes))
     tied = torch.nn.Parameter(torch.zeros(3))
     tied.grad = torch.ones(3)
-    reference.sum_by_labkit(tied)
+    standins.sum_by_labkit(tied)
     return found, tied.grad
 
 
 def test_what_stands_in_for_an_answer_is_right():
     case = steps.draw(random.Random(2), "gpipe", 2, 4)
-    preload = ("labkit.labs.lab07.reference", "labkit.model.pipeline")
+    preload = ("labkit.labs.lab07.standins", "labkit.model.pipeline")
     by_rank = launch(stand_ins, 2, rank_args=case.rank_args, prints="quiet", preload=preload)
     losses, parts = steps.serial(case)
     for rank, (found, tied) in enumerate(by_rank):
@@ -98,8 +112,8 @@ def test_what_stands_in_for_an_answer_is_right():
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, due, strict=True))
             assert one_f_one_b.in_flight(notes) == most
             assert loss is None if rank == 0 else loss == pytest.approx(sum(losses) / 4)
-    assert design._bad((4, 8), design._read((4, 8), reference.zb_h1_text(4, 8))[0]) is None
-    assert sum(reference.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]
+    assert design._bad((4, 8), design._read((4, 8), standins.zb_h1_text(4, 8))[0]) is None
+    assert sum(standins.even_stages(*split.EXAMPLE)) == split.EXAMPLE[0]
 
 
 def stopped(cause, said, *reports):

@@ -3,11 +3,13 @@
 import re
 
 import pytest
+import torch.distributed as dist
 
 from labkit.cost import hardware
 from labkit.cost.links import FREE
 from labkit.cost.named import named
-from labkit.labs.lab07 import claims, engines, pictures, reference, standins
+from labkit.labs.lab07 import claims, engines, pictures, standins
+from labkit.ranks.launch import launch
 from labkit.schedule import theory
 from labkit.schedule.classic import interleaved, one_f_one_b
 from labkit.schedule.zero_bubble import zb_v
@@ -25,7 +27,7 @@ def test_every_bubble_of_the_table_is_its_formula(p, m):
 
 def test_the_table_shows_both_shares():
     row = next(line for line in pictures.bubbles_table(4, 8).splitlines() if line.startswith("1F1B"))
-    assert "27.3%" in row and "37.5%" in row
+    assert re.split(r"  +", row) == ["1F1B", "(p-1)/(m+p-1)", "27.3%", "27.3%", "37.5%", "4"], "3/11, 3/8"
 
 
 def test_a_free_link_costs_nothing_and_interleaving_pays_more_for_a_slow_one():
@@ -76,7 +78,7 @@ def test_a_llama_trains_alike_whole_by_a_step_by_a_schedule_and_by_torch():
 
 def test_tied_ends_stay_one_weight_with_the_sum_and_drift_apart_without():
     due = engines.serial(2, 3, engines.TIED)
-    both = engines.train(standins.one_f_one_b, 2, 2, 3, reference.sum_by_labkit)
+    both = engines.train(standins.one_f_one_b, 2, 2, 3, standins.sum_by_labkit)
     assert both.losses == pytest.approx(due.losses, abs=2e-5) and both.tied[0].equal(both.tied[1])
     apart = engines.train(standins.one_f_one_b, 2, 2, 3, lambda weight: None)
     assert apart.losses[0] == pytest.approx(due.losses[0], abs=2e-5)
@@ -84,7 +86,8 @@ def test_tied_ends_stay_one_weight_with_the_sum_and_drift_apart_without():
 
 
 def test_a_schedule_with_more_stages_than_layers_gets_a_layer_for_each():
-    assert "losses within" in engines.executed(interleaved(2, 2, 3), steps=1)
+    told = engines.executed(interleaved(2, 2, 3), steps=2)
+    assert float(re.search(r"2 steps: losses within (\S+) of", told)[1]) < 2e-5
 
 
 def test_recorded_steps_idle_as_in_theory_and_keep_what_is_in_flight():
@@ -95,6 +98,32 @@ def test_recorded_steps_idle_as_in_theory_and_keep_what_is_in_flight():
     assert first[0] == 2 * first[1], "4 microbatches against 2"
 
 
-def test_times_on_this_machine_are_there():
-    alone_s, steps_s = engines.timed(standins.gpipe, 2, (1, 2), width=64, rows=8)
-    assert alone_s > 0 and len(steps_s) == 2 and min(steps_s) > 0
+def timed_by_a_clock_of_its_own(many):
+    """Runs in a rank: a step takes a second a microbatch, twice that on rank 1, and far longer the first time and once
+    more; a reading of the clock takes a second, too."""
+    calls, clock = [], [0.0]
+
+    def now_s():
+        clock[0] += 1
+        return clock[0]
+
+    def step(stage, inputs, targets, shape, loss_fn):
+        calls.append(len(inputs))
+        slow = 100 if calls.count(len(inputs)) in (1, 4) else 1
+        clock[0] += slow * (dist.get_rank() + 1) * len(inputs)
+
+    return engines._timed(step, many, 8, 2, now_s)
+
+
+def test_times_are_medians_of_steps_after_a_first_one():
+    by_rank = launch(timed_by_a_clock_of_its_own, 2, (1, 3), prints="quiet", preload=engines.PRELOAD)
+    assert by_rank == [(1, [2, 4]), (1, [3, 7])]
+
+
+def test_times_are_those_of_the_slowest_rank(monkeypatch):
+    def launched(fn, ranks, step, many, *more, **how):
+        assert (fn, ranks, step, many) == (engines._timed, 2, standins.gpipe, (1, 2))
+        return [(0.5, [1.0, 2.0]), (0.25, [3.0, 1.0])]
+
+    monkeypatch.setattr("labkit.ranks.launch.launch", launched)
+    assert engines.timed(standins.gpipe, 2, [1, 2]) == (0.5, [3.0, 2.0])

@@ -28,26 +28,31 @@ def _parts(stage, inputs, targets, shape):
     return forward, backward, lambda: sum(losses) if rank == last else None
 
 
-def asynchronous(stage, inputs, targets, shape, warm_up=None):
-    """isend, waited for at the end."""
+def asynchronous(stage, inputs, targets, shape, warm_up=None, most=1):
+    """isend, waited for before the next but `most` in the same direction."""
     rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
     forward, backward, loss = _parts(stage, inputs, targets, shape)
-    works = []
+    works = {rank - 1: [], rank + 1: []}
 
     def came(peer):
         buffer = torch.empty(shape)
         dist.recv(buffer, peer)
         return buffer
 
+    def send(tensor, peer):
+        if len(works[peer]) >= most:
+            works[peer].pop(0).wait()
+        works[peer].append(dist.isend(tensor, peer))
+
     def do_forward(i):
         y = forward(i, came(rank - 1) if rank > 0 else None)
         if rank < last:
-            works.append(dist.isend(y, rank + 1))
+            send(y, rank + 1)
 
     def do_backward(i):
         gradient = backward(i, came(rank + 1) if rank < last else None)
         if rank > 0:
-            works.append(dist.isend(gradient, rank - 1))
+            send(gradient, rank - 1)
 
     first = min(m, last - rank if warm_up is None else warm_up(rank, last, m))
     for i in range(first):
@@ -57,9 +62,17 @@ def asynchronous(stage, inputs, targets, shape, warm_up=None):
         do_backward(i - first)
     for i in range(m - first, m):
         do_backward(i)
-    for work in works:
+    for work in works[rank - 1] + works[rank + 1]:
         work.wait()
     return loss()
+
+
+def two_under_way(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, most=2)
+
+
+def waited_at_the_end(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, most=len(inputs))
 
 
 def no_gradient_of_inputs(stage, inputs, targets, shape):
@@ -217,6 +230,62 @@ def graphs_retained(stage, inputs, targets, shape):
     return total
 
 
+def copies(stage, inputs, targets, shape):
+    """A copy of all that comes and of all that goes."""
+
+    class Copying(torch.nn.Module):
+        def forward(self, x):
+            return stage(x if rank == 0 else x.clone()).clone()
+
+        def parameters(self, recurse=True):
+            return stage.parameters(recurse)
+
+    rank = dist.get_rank()
+    return asynchronous(Copying(), inputs, targets, shape)
+
+
+def never_dropped(stage, inputs, targets, shape, given=None):
+    """Inputs and outputs stay in a list to the end; backward frees the graphs. given: of each input, where it comes."""
+    rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
+    kept, total, going, done = [], 0.0, {}, 0
+
+    def send(tensor, peer):
+        if peer in going:
+            going[peer].wait()
+        going[peer] = dist.isend(tensor, peer)
+
+    first = min(m, last - rank)
+    for kind in "F" * first + "FB" * (m - first) + "B" * first:
+        peer = rank - 1 if kind == "F" else rank + 1
+        came = given[len(kept)] if kind == "F" and given else torch.empty(shape)
+        if 0 <= peer <= last:
+            dist.recv(came, peer)
+        if kind == "F":
+            x = came.requires_grad_() if rank > 0 else inputs[len(kept)]
+            y = stage(x)
+            if rank < last:
+                send(y.detach(), rank + 1)
+            else:
+                y = F.mse_loss(y, targets[len(kept)]) / m
+                total += float(y.detach())
+            kept.append((x, y))
+        else:
+            x, y = kept[done]
+            kept[done] = kept[done] if given is None else None
+            done += 1
+            y.backward(came if rank < last else None)
+            if rank > 0:
+                send(x.grad, rank - 1)
+    for work in going.values():
+        work.wait()
+    return total if rank == last else None
+
+
+def buffers_for_all(stage, inputs, targets, shape):
+    """A buffer for each microbatch from the start to the end."""
+    return never_dropped(stage, inputs, targets, shape, [torch.empty(shape) for _ in inputs])
+
+
 def no_cool_down(stage, inputs, targets, shape):
     """The backwards of the warm-up's microbatches never come."""
     rank, last, m = dist.get_rank(), dist.get_world_size() - 1, len(inputs)
@@ -273,21 +342,19 @@ def slow_last_rank(stage, inputs, targets, shape):
     if rank < last:
         return asynchronous(stage, inputs, targets, shape)
     forward, backward, loss = _parts(stage, inputs, targets, shape)
-    works, late = [], None
-    buffers = [torch.empty(shape) for _ in range(m)]
-    coming = [dist.irecv(buffer, rank - 1) for buffer in buffers]
+    work, late = None, None
     for i in range(m):
-        if i >= 2 and late is not None:
-            works.append(dist.isend(late, rank - 1))
-            late = None
-        coming[i].wait()
-        forward(i, buffers[i])
-        if i and late is not None:
-            works.append(dist.isend(late, rank - 1))
+        if i >= 2:
+            work.wait() if work else None
+            work, late = dist.isend(late, rank - 1), None
+        buffer = torch.empty(shape)
+        dist.recv(buffer, rank - 1)
+        forward(i, buffer)
+        if i == 1:
+            work = dist.isend(late, rank - 1)
         late = backward(i)
-    works.append(dist.isend(late, rank - 1))
-    for work in works:
-        work.wait()
+    work.wait() if work else None
+    dist.send(late, rank - 1)
     return loss()
 
 
@@ -338,8 +405,11 @@ WRONG = [
     (sends_not_waited, "not_waited"),
     (slow_last_rank, ("idle", "deadlock")),
     (graphs_retained, "kept"),
+    (never_dropped, "kept"),
+    (buffers_for_all, "kept"),
+    (waited_at_the_end, "sent_kept"),
 ]
-RIGHT = [asynchronous, batched, no_gradient_of_inputs]
+RIGHT = [asynchronous, two_under_way, batched, copies, no_gradient_of_inputs]
 CHEATS = [
     (one_after_another, "one_at_a_time"),
     (whole_model_everywhere, "whole_model"),

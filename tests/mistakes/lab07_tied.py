@@ -23,6 +23,21 @@ def exchanged(weight):
     weight.grad += came
 
 
+def in_a_group_of_their_own(weight):
+    """Made by the two alone, as torch allows when told so."""
+    if weight is not None:
+        ends = dist.new_group([0, dist.get_world_size() - 1], use_local_synchronization=True)
+        dist.all_reduce(weight.grad, group=ends)
+
+
+def new_group_alone(weight):
+    """The ranks between return before they have called new_group."""
+    if weight is None:
+        return
+    ends = dist.new_group([0, dist.get_world_size() - 1])
+    dist.all_reduce(weight.grad, group=ends)
+
+
 def averaged(weight):
     in_a_group(weight)
     if weight is not None:
@@ -160,8 +175,9 @@ WRONG = [
     (through_the_middle, "middle_ranks"),
     (added_while_sent, "changed_under_way"),
     (a_copy_not_waited, "not_waited"),
+    (new_group_alone, "new_group_alone"),
 ]
-RIGHT = [in_a_group, exchanged, a_copy_sent]
+RIGHT = [in_a_group, in_a_group_of_their_own, exchanged, a_copy_sent]
 CHEATS = [
     (gathered_everywhere, "middle_ranks"),
     (by_labkit, "ready_made"),

@@ -158,7 +158,7 @@ def wrong(schedule, stages, microbatches):
         (gpipe(2, 2), (0,), 2, "is for 2 ranks, and the group has 1"),
         (gpipe(1, 2), (1,), 2, r"rank 0 has stages (0,), not (1,)"),
         (gpipe(1, 2), (0,), 3, "3 microbatches for a schedule of 2"),
-        (gpipe(1, 2).with_actions(0, gpipe(1, 2).actions[0][:-1]), (0,), 2, "schedule gpipe: 0B1 is missing"),
+        (gpipe(1, 2).with_actions(0, gpipe(1, 2).actions[0][:-1]), (0,), 2, "schedule GPipe: 0B1 is missing"),
     ],
 )
 def test_what_cannot_be_run_is_refused(schedule, stages, microbatches, words):

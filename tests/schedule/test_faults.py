@@ -301,7 +301,7 @@ def test_what_cannot_be_asked_is_refused():
         validate(gpipe(2, 2), sends="eager")
     with pytest.raises(ValueError, match="3 limits of microbatches in flight for 2 ranks"):
         validate(gpipe(2, 2), [1, 2, 3])
-    with pytest.raises(ValueError, match="schedule gpipe: 0B1 is missing"):
+    with pytest.raises(ValueError, match="schedule GPipe: 0B1 is missing"):
         check_valid(gpipe(2, 2).with_actions(0, gpipe(2, 2).actions[0][:-1]))
 
 

@@ -22,7 +22,7 @@ def test_printed_and_read_again_a_schedule_is_the_same_and_so_is_its_text(name, 
 
 def test_the_text_of_1f1b_on_two_ranks():
     assert text(one_f_one_b(2, 3)) == (
-        "schedule 1f1b: 2 ranks, 3 microbatches, stages on ranks 0 1\n"
+        "schedule 1F1B: 2 ranks, 3 microbatches, stages on ranks 0 1\n"
         "rank 0: 0F0 0F1 .   .   0B0 -   0F2 0B1 -   .   0B2 -\n"
         "rank 1: .   1F0 1B0 -   1F1 1B1 -   1F2 1B2 -   .   .\n"
     )

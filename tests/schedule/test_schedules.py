@@ -18,6 +18,17 @@ def test_every_schedule_is_valid_and_idles_as_in_theory(name, p, m):
     assert play(schedule).idle_share == pytest.approx(expected_idle_share(name, p, m), abs=1e-12)
 
 
+@pytest.mark.parametrize("p", [2, 3, 5, 6, 8])
+def test_zero_bubble_idles_as_in_theory_from_p_microbatches_up_and_longer_below(p):
+    for m in range(1, 2 * p + 1):
+        for make, v in ((zero_bubble.zb_h1, 1), (zero_bubble.zb_v, 2)):
+            share, due = play(make(p, m)).idle_share, theory.zero_bubble_idle_share(p, m, v)
+            if m >= p:
+                assert share == pytest.approx(due, abs=1e-12), (make, m)
+            else:
+                assert share > due + 0.01, (make, m)
+
+
 @pytest.mark.parametrize("p, m", [(p, m) for p in (1, 2, 3, 4, 7) for m in (1, 3, 5, 12)])
 def test_1f1b_keeps_exactly_min_m_and_p_less_rank_in_flight(p, m):
     schedule = classic.one_f_one_b(p, m)

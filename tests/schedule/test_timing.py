@@ -65,5 +65,5 @@ def test_times_that_cannot_be_are_refused(more, words):
 
 def test_a_schedule_that_is_not_valid_is_refused_with_what_is_wrong():
     broken = gpipe(2, 2).with_actions(1, ())
-    with pytest.raises(ValueError, match="schedule gpipe: 1F0 is missing: rank 1 never does it"):
+    with pytest.raises(ValueError, match="schedule GPipe: 1F0 is missing: rank 1 never does it"):
         play(broken)

@@ -30,7 +30,7 @@ def bars(ax):
 
 @pytest.mark.parametrize(
     "name, setting",
-    [("zb_v", (2, 6, 2, 3.0)), ("interleaved", (4, 8, 3, 2.0)), ("gpipe", (8, 24, 1, 1.0))],
+    [("ZB-V", (2, 6, 2, 3.0)), ("interleaved", (4, 8, 3, 2.0)), ("GPipe", (8, 24, 1, 1.0))],
 )
 def test_bars_are_the_spans_of_the_schedule(made, name, setting):
     found, left, right = made
@@ -51,26 +51,36 @@ def test_bars_are_the_spans_of_the_schedule(made, name, setting):
 
 @pytest.mark.parametrize("ratio", pipeline.RATIOS)
 def test_idle_shares_are_those_of_theory_at_any_ratio(ratio):
-    for name in ("gpipe", "1f1b"):
+    for name in ("GPipe", "1F1B"):
         timing = pipeline.played(name, 4, 8, 1, ratio)
         assert timing.idle_share == pytest.approx(theory.idle_share(4, 8))
         assert timing.time_s == pytest.approx(1 + theory.overhead(4, 8)), "a rank's own work is the unit"
     assert pipeline.played("interleaved", 4, 8, 2, ratio).idle_share == pytest.approx(theory.idle_share(4, 8, 2))
     if ratio <= 2:  # W no longer than F
         idle = theory.zb_h1_idle_s(4, 1, ratio / 2, ratio / 2) / (8 * (1 + ratio))
-        assert pipeline.played("zb_h1", 4, 8, 1, ratio).time_s == pytest.approx(1 + idle)
+        assert pipeline.played("ZB-H1", 4, 8, 1, ratio).time_s == pytest.approx(1 + idle)
 
 
 def test_gpipe_keeps_all_microbatches_and_1f1b_as_many_as_ranks_follow():
-    assert pipeline.most_kept(pipeline.played("gpipe", 4, 8, 1, 2.0)) == [8, 8, 8, 8]
-    assert pipeline.most_kept(pipeline.played("1f1b", 4, 8, 1, 2.0)) == [4, 3, 2, 1]
-    assert max(pipeline.most_kept(pipeline.played("zb_v", 4, 8, 1, 2.0))) == 4
+    assert pipeline.most_kept(pipeline.played("GPipe", 4, 8, 1, 2.0)) == [8, 8, 8, 8]
+    assert pipeline.most_kept(pipeline.played("1F1B", 4, 8, 1, 2.0)) == [4, 3, 2, 1]
+    assert max(pipeline.most_kept(pipeline.played("ZB-V", 4, 8, 1, 2.0))) == 4
+
+
+def test_a_schedule_is_chosen_by_the_name_that_it_shows(made):
+    found, left, _ = made
+    assert list(found.controls["name"].options) == list(pipeline.NAMES)
+    for name in pipeline.NAMES:
+        found.controls["name"].value = name
+        assert left.figure._suptitle.get_text().startswith(f"{name}: p = 4")
 
 
 def test_interleaved_takes_the_next_multiple_of_the_ranks(made):
     found, left, _ = made
     found.controls["name"].value = "interleaved"
     found.controls["microbatches"].value = 6
+    assert "m = 8 (not 6: multiples of p alone), 2 stages a rank" in left.figure._suptitle.get_text()
+    found.controls["microbatches"].value = 8
     assert "m = 8, 2 stages a rank" in left.figure._suptitle.get_text()
 
 
@@ -84,10 +94,10 @@ def test_a_ranks_further_stages_are_paler():
 def test_a_picture_that_was_moved_is_the_same_as_one_drawn_afresh(made):
     found = made[0]
     first = found.image.value
-    found.controls["name"].value = "zb_h1"
+    found.controls["name"].value = "ZB-H1"
     assert found.image.value != first
-    assert found.image.value == pipeline.pipeline(name="zb_h1").image.value
-    found.controls["name"].value = "1f1b"
+    assert found.image.value == pipeline.pipeline(name="ZB-H1").image.value
+    found.controls["name"].value = "1F1B"
     assert found.image.value == first
 
 

@@ -34,7 +34,7 @@ def _past_one_gpu() -> Claim:
 def _accumulation() -> Claim:
     p, m = STAGES, 32
     few = theory.idle_share(p, p)
-    figure = f"in a pipeline of {p} it fills the bubble: {few:.0%} idle with {p} micro-batches, "
+    figure = f"in a pipeline of {p} it fills the bubble: {few:.0%} idle with {p} microbatches, "
     figure += f"{theory.idle_share(p, m):.0%} with {m}; GPipe then keeps activations of {m} at once, 1F1B of {p}"
     return Claim("gradient accumulation is a way to save memory", "half right", figure)
 
@@ -42,13 +42,13 @@ def _accumulation() -> Claim:
 def _stage_3_as_well() -> Claim:
     shape, m = named("llama-3.1-70b"), 32
     each = 2 * layer_parameters(shape) * shape.layers / STAGES
-    figure = f"DeepSpeed refuses stages 2 and 3 with a pipeline: each of {m} micro-batches would gather a stage's "
+    figure = f"DeepSpeed refuses stages 2 and 3 with a pipeline: each of {m} microbatches would gather a stage's "
     figure += f"{each / 1e9:.0f} GB of weights again, forward and backward: {2 * m * each / 1e12:.1f} TB a step"
     return Claim("turn on ZeRO stage 3 whatever else is parallel", "wrong", figure)
 
 
 def _one_after_another() -> Claim:
     one, m = theory.idle_share(STAGES, 1), 32
-    figure = f"of one batch at a time, {STAGES} stages idle {one:.0%}; with {m} micro-batches on their way at once "
+    figure = f"of one batch at a time, {STAGES} stages idle {one:.0%}; with {m} microbatches on their way at once "
     figure += f"{theory.idle_share(STAGES, m):.0%}"
     return Claim("stages process the data one after the other", "half right", figure)

@@ -48,7 +48,7 @@ def judge(fn: Callable, seed: int) -> Verdict:
     """Texts for two and for four ranks; the last of them is run."""
     rng = random.Random(seed)
     questions = [(4, 8), (2, 2 * rng.randint(2, 5)), (4, 4 * rng.randint(2, 3))]
-    observed = evidence.observe(_texts, 1, args=(fn, questions))
+    observed = evidence.observe(_texts, 1, args=(fn, questions), deadline_s=60.0)
     found = attempts.ran(observed, NAME, "on one rank")
     if found is not None:
         return found
@@ -141,7 +141,8 @@ def _bad(question: Question, schedule: Schedule) -> Verdict | None:
 
 def _run(question: Question, schedule: Schedule) -> Verdict:
     """The schedule on real ranks: gradients against serial, and the record replayed."""
-    by_rank = launch(train, schedule.ranks, schedule, prints="quiet", preload=("labkit.model.pipeline",))
+    how = {"prints": "quiet", "preload": ("labkit.model.pipeline",), "deadline_s": 60.0}
+    by_rank = launch(train, schedule.ranks, schedule, **how)
     due = serial(schedule)
     for rank, (gradients, _) in enumerate(by_rank):
         for name, gradient in gradients.items():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from labkit.model.llama import Shape
@@ -251,10 +253,9 @@ def timed(step: Step, ranks: int, many: Sequence[int], width: int = 512, rows: i
     return max(alone), [max(each) for each in zip(*steps, strict=True)]
 
 
-def _timed(step: Step, many: tuple[int, ...], width: int, rows: int) -> tuple[float, list[float]]:
-    from statistics import median
-    from time import monotonic
-
+def _timed(
+    step: Step, many: tuple[int, ...], width: int, rows: int, now_s: Callable[[], float] = monotonic
+) -> tuple[float, list[float]]:
     import torch
     import torch.distributed as dist
 
@@ -266,9 +267,9 @@ def _timed(step: Step, many: tuple[int, ...], width: int, rows: int) -> tuple[fl
         times = []
         for _ in range(6):
             dist.barrier()
-            began_s = monotonic()
+            began_s = now_s()
             call()
-            times.append(monotonic() - began_s)
+            times.append(now_s() - began_s)
         return median(times[1:])
 
     alone = median_s(lambda: stage(x).backward(due))

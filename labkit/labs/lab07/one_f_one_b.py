@@ -1,9 +1,9 @@
 """Judge of exercise 7.3, `one_f_one_b`: a backward as soon as there is one, and so few microbatches in flight.
 
-Values and work as in 7.2. Evidence: rank r has at most min(m, p - r) microbatches in flight, and keeps no activations
-of those that are done; the replay of the record,
-with sends that wait for their receivers, comes to an end and idles (p-1)/(m+p-1). Left out: interleaved stages, which
-7.5 is free to use.
+Values and work as in 7.2. Evidence: rank r has at most min(m, p - r) microbatches in flight, and holds nothing of those
+that are done: no activations, nothing received, nothing sent, of which handles of isend in a list would keep all; the
+replay of the record, with sends that wait for their receivers, comes to an end and idles (p-1)/(m+p-1). Left out:
+interleaved stages, which 7.5 is free to use.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.check.honesty import honest
 from labkit.labs.lab07.steps import Case
+from labkit.record.events import RankRecord
 from labkit.record.held import held
 
 NAME = "one_f_one_b"
+FEW = 4  # hidden states received, or sent, beside those in flight: buffers, gradients, sends not waited for yet
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
-    """Fewer microbatches than ranks, then more."""
+    """Fewer microbatches than ranks, then so many more that all of them are far more than FEW."""
     rng, seen = random.Random(seed), []
-    for ranks, microbatches in ((3, 2), (4, rng.randint(6, 8))):
+    for ranks, microbatches in ((3, 2), (4, rng.randint(10, 12))):
         case = steps.draw(rng, NAME, ranks, microbatches)
         observed = steps.observe(fn, case)
         found = told.ran(case, observed, NAME) or told.values(case, observed)
         if found is not None:
             return found
         seen.append((case, observed))
-    for question in (told.work, told.waited, told.one_at_a_time, few_in_flight, let_go, told.idle, _honest):
+    order = (told.work, told.waited, told.one_at_a_time, few_in_flight, let_go, few_received, few_sent, told.idle)
+    for question in (*order, _honest):
         for case, observed in reversed(seen):
             found = question(case, observed)
             if found is not None:
@@ -75,11 +78,12 @@ def few_in_flight(case: Case, observed: Observed) -> Verdict | None:
 
 
 def let_go(case: Case, observed: Observed) -> Verdict | None:
-    """Cause "kept": activations of microbatches whose backward is over. Room for two hidden states: a loss has some."""
+    """Cause "kept": activations of microbatches whose backward is over. A copy of the input is allowed for each one in
+    flight, and two hidden states besides: a loss has some."""
     rows, width = case.shape
     for rank, record in enumerate(observed.records):
         due, most = min(case.microbatches, case.ranks - rank), max(held(record).by_kind["activation"], default=0)
-        limit = (len(case.weights[rank]) * due + 2) * rows * width * 4
+        limit = ((len(case.weights[rank]) + 1) * due + 2) * rows * width * 4
         if most > limit:
             sentence = (
                 f"rank {rank} still keeps activations of microbatches whose backward is over: let backward free its "
@@ -87,6 +91,49 @@ def let_go(case: Case, observed: Observed) -> Verdict | None:
             )
             return wrong("evidence", "kept", sentence, case.tried, f"{most} bytes", f"at most {limit}")
     return None
+
+
+def few_received(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "kept": what came for microbatches that are not in flight is held as well. What is received and sent is of
+    the kind communication, and none of the activations that `let_go` looks at."""
+    for rank, record in enumerate(observed.records):
+        storages = {storage for each in record.communications if each.received_bytes for storage in each.writes}
+        due = min(case.microbatches, case.ranks - rank) if rank > 0 else 0
+        count = _most(case, record, storages)
+        if count > due + FEW:
+            sentence = (
+                f"rank {rank} holds {count} tensors that it receives, all at once, with {due} microbatches in flight: "
+                "make one when a microbatch comes, and drop what was kept of it once its backward is over."
+            )
+            return wrong("evidence", "kept", sentence, case.tried, f"{count} tensors", f"at most {due + FEW}")
+    return None
+
+
+def few_sent(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "sent_kept": what was sent piles up. Outputs of microbatches in flight are held for their backward."""
+    last = case.ranks - 1
+    for rank, record in enumerate(observed.records):
+        storages = {storage for each in record.communications if each.sent_bytes for storage in each.reads}
+        due = min(case.microbatches, case.ranks - rank) if rank < last else 0
+        count = _most(case, record, storages)
+        if count > due + FEW:
+            sentence = (
+                f"rank {rank} holds {count} tensors that it sends, all at once, and {due + FEW} would do: a handle of "
+                "isend keeps its tensor. Wait for it before the next send in the same direction, not at the end: the "
+                "neighbour has taken it long since."
+            )
+            return wrong("evidence", "sent_kept", sentence, case.tried, f"{count} tensors", f"at most {due + FEW}")
+    return None
+
+
+def _most(case: Case, record: RankRecord, storages: set[int]) -> int:
+    """The most that these storages hold at a time, in hidden states."""
+    now = most = sum(num_bytes for storage, num_bytes in record.begin if storage in storages)
+    for delta in record.deltas:
+        now += delta.num_bytes if delta.storage in storages else 0
+        most = max(most, now)
+    rows, width = case.shape
+    return most // (rows * width * 4)
 
 
 def _honest(case: Case, observed: Observed) -> Verdict | None:

@@ -72,17 +72,25 @@ class Bubble:
         return self.played / (1 - self.played)
 
 
-def bubbles(p: int, m: int, v: int = 2) -> tuple[Bubble, ...]:
-    """Five schedules with F = I = W."""
+def five(p: int, m: int, v: int = 2) -> tuple[tuple[Schedule, str, float], ...]:
+    """Five schedules, each with the formula and the value of its idle share when F = I = W. ValueError for microbatches
+    that are no multiple of the ranks."""
     h1 = theory.zb_h1_idle_s(p, 1, 1, 1)
-    rows = (
-        ("GPipe", "(p-1)/(m+p-1)", theory.idle_share(p, m), gpipe(p, m)),
-        ("1F1B", "(p-1)/(m+p-1)", theory.idle_share(p, m), one_f_one_b(p, m)),
-        ("interleaved", "(p-1)/(mv+p-1)", theory.idle_share(p, m, v), interleaved(p, m, v)),
-        ("ZB-H1", "(p-1)(F+I-W)", h1 / (h1 + 3 * m), zb_h1(p, m)),
-        ("ZB-V", "(p-1)/(6m+p-1)", theory.zero_bubble_idle_share(p, m, 2), zb_v(p, m)),
+    return (
+        (gpipe(p, m), "(p-1)/(m+p-1)", theory.idle_share(p, m)),
+        (one_f_one_b(p, m), "(p-1)/(m+p-1)", theory.idle_share(p, m)),
+        (interleaved(p, m, v), "(p-1)/(mv+p-1)", theory.idle_share(p, m, v)),
+        (zb_h1(p, m), "(p-1)(F+I-W)", h1 / (h1 + 3 * m)),
+        (zb_v(p, m), "(p-1)/(6m+p-1)", theory.zero_bubble_idle_share(p, m, 2)),
     )
-    return tuple(Bubble(*row[:3], play(row[3]).idle_share, _most_kept(row[3])) for row in rows)
+
+
+def bubbles(p: int, m: int, v: int = 2) -> tuple[Bubble, ...]:
+    """The five, played with F = I = W. ValueError as `five`."""
+    return tuple(
+        Bubble(schedule.name, formula, share, play(schedule).idle_share, _most_kept(schedule))
+        for schedule, formula, share in five(p, m, v)
+    )
 
 
 def _most_kept(schedule: Schedule) -> float:

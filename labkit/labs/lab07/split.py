@@ -29,7 +29,7 @@ EXAMPLE: Question = (16, 4, 0.5, 2.5)
 def judge(fn: Callable, seed: int) -> Verdict:
     """The example, one stage, as many stages as layers, and random questions."""
     questions = ask(random.Random(seed))
-    observed = evidence.observe(_answers, 2, args=(fn, questions))
+    observed = evidence.observe(_answers, 2, args=(fn, questions), deadline_s=60.0)
     tried = "on 2 ranks"
     found = attempts.ran(observed, NAME, tried)
     if found is not None:

@@ -1,8 +1,9 @@
 """Judge of exercise 7.4, `sum_tied`: one weight at both ends of a pipeline, whose gradients must be added up.
 
 Values: afterwards both ends have the sum, the weight itself is as it was. Evidence: the two ends send one gradient each
-(by ring an all_reduce of two ranks does), the ranks between them nothing. Left out: how the two copies become equal
-before the first step.
+(by ring an all_reduce of two ranks does), the ranks between them nothing; a group is made by all ranks, as torch asks:
+gloo does not mind when two do it alone, but the next group has another name on them. Left out: how the two copies
+become equal before the first step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import labkit.labs.lab03.own_work as own_work
 from labkit.check import evidence
@@ -47,9 +49,9 @@ def judge(fn: Callable, seed: int) -> Verdict:
     rng = random.Random(seed)
     for ranks in (4, 2):
         case = draw(rng, ranks)
-        observed = evidence.observe(call, ranks, args=(fn,), rank_args=case.rank_args)
+        observed = evidence.observe(call, ranks, args=(fn,), rank_args=case.rank_args, deadline_s=60.0)
         found = _ran(case, observed) or _changed(case, observed) or _values(case, observed) or _traffic(case, observed)
-        found = found or honest(observed, case.tried)
+        found = found or _groups(case, observed) or honest(observed, case.tried)
         if found is not None:
             return found
     return right("both ends have the sum, sent once each way, and the ranks between them send nothing")
@@ -64,7 +66,8 @@ def draw(rng: random.Random, ranks: int) -> Case:
 
 
 def call(fn: Callable, weight: torch.Tensor | None, gradient: torch.Tensor | None) -> Any:
-    """Runs in a rank: (whether the weight is as it was, its gradient); (True, None) in the middle."""
+    """Runs in a rank: (whether the weight is as it was, its gradient, how many groups were made for all ranks); True
+    and None in the middle."""
     found = own_work.borrowed(fn, ("labkit.model",))
     if found:
         return Unusable("ready_made", own_work.verdict(found, "").sentence)
@@ -72,13 +75,21 @@ def call(fn: Callable, weight: torch.Tensor | None, gradient: torch.Tensor | Non
     if weight is not None:
         parameter = torch.nn.Parameter(weight.clone())
         parameter.grad = gradient.clone()
+    before = _named_groups()
     out = attempts.called(fn, "weight", parameter)
     if attempts.no_result(out):
         return out
+    made = _named_groups() - before
     if parameter is None:
-        return True, None
+        return True, None, made
     after = parameter.grad
-    return bool(parameter.detach().equal(weight)), None if after is None else after.detach().clone()
+    return bool(parameter.detach().equal(weight)), None if after is None else after.detach().clone(), made
+
+
+def _named_groups() -> int:
+    """torch's count of groups, which names them: one more in every rank that calls new_group, member or not, unless
+    use_local_synchronization is set."""
+    return dist.distributed_c10d._world.group_count
 
 
 def _ran(case: Case, observed: Observed) -> Verdict | None:
@@ -94,16 +105,16 @@ def _ran(case: Case, observed: Observed) -> Verdict | None:
 def _values(case: Case, observed: Observed) -> Verdict | None:
     one, other = case.gradients
     ends = {0: observed.results[0], case.ranks - 1: observed.results[-1]}
-    for rank, (kept, got) in ends.items():
+    for rank, (kept, got, _) in ends.items():
         if not kept:
             sentence = f"the weight of rank {rank} has changed: its gradient is to be summed, the weight stays."
             return wrong("values", "weight_changed", sentence, case.tried, "another weight", "the weight as it was")
         if got is None:
             return wrong("values", "no_gradient", f"`.grad` of rank {rank} is None now.", case.tried, None, "the sum")
-    if all(_same(got, one + other) for _, got in ends.values()):
+    if all(_same(end[1], one + other) for end in ends.values()):
         return None
-    rank, (_, got) = next((rank, end) for rank, end in ends.items() if not _same(end[1], one + other))
-    cause, sentence = _known([got for _, got in ends.values()], one, other, rank)
+    rank, got = next((rank, end[1]) for rank, end in ends.items() if not _same(end[1], one + other))
+    cause, sentence = _known([end[1] for end in ends.values()], one, other, rank)
     numbers = [f"{float(each.flatten()[0]):.6g}" if each.numel() else "empty" for each in (got, one + other)]
     return wrong("values", cause, sentence, case.tried, f"rank {rank}: {numbers[0]}, ...", f"{numbers[1]}, ...")
 
@@ -143,6 +154,20 @@ def _traffic(case: Case, observed: Observed) -> Verdict | None:
         return attempts.all_waited(observed, case.tried)
     sentence = f"rank {found[0]} never waits for its i{found[1]}: before wait() nothing says that it is over."
     return wrong("evidence", "not_waited", sentence, case.tried, f"an i{found[1]} without wait()", "all waited for")
+
+
+def _groups(case: Case, observed: Observed) -> Verdict | None:
+    """Cause "new_group_alone": some ranks made a group, and others, which torch asks to call new_group, too, did not.
+    The values are right, for gloo lets the two connect alone."""
+    made = [result[2] for result in observed.results]
+    if len(set(made)) == 1:
+        return None
+    rank = made.index(min(made))
+    sentence = (
+        f"rank {rank} does not call new_group: all ranks must, also those that are not in the group, or the next group "
+        "has another name on them and nobody finds it. Call it before a rank returns, or exchange messages instead."
+    )
+    return wrong("evidence", "new_group_alone", sentence, case.tried, f"calls by rank: {made}", "as many on each")
 
 
 def _changed(case: Case, observed: Observed) -> Verdict | None:
