@@ -22,6 +22,7 @@ from labkit.view.plot import COLOURS
 ERASE = "erase"
 OWN = -1  # in place of a stage: the first that the row's rank has
 FIRST = (("the row's first", OWN),)
+BLANK = "\u00a0"  # ipywidgets leave a button's label as it was when the new one is ""
 SPARE = 3  # empty columns at the right, to draw in
 # A row of text stays one, so that columns stand below each other; where the keyboard is can be seen.
 STYLE = """<style>
@@ -106,7 +107,7 @@ def editor(text: str, run: Run | None = None) -> Editor:
     below = ipywidgets.HTML("The same as text. It can be changed, too; leave the field, and the grid follows.")
     parts.box.children = [style, top, parts.grid, parts.told, parts.image, below, parts.area]
     parts.box.add_class("labkit-schedule")
-    _wire(parts, run, _picture(ranks))
+    _wire(parts, run, _picture())
     return parts
 
 
@@ -209,7 +210,7 @@ def _fill(parts: Editor, drawn: draft.Draft, click: Callable[[int, int], None]) 
     for at, button in enumerate(buttons):
         column, rank = divmod(at, ranks)
         cell = drawn.rows[rank][column] if column < len(drawn.rows[rank]) else draft.EMPTY
-        label, colour = "" if cell in (draft.EMPTY, draft.SECOND) else cell, _colour(cell)
+        label, colour = BLANK if cell in (draft.EMPTY, draft.SECOND) else cell, _colour(cell)
         if colour not in styles:
             styles[colour] = ipywidgets.ButtonStyle(button_color=colour)
         if (button.description, button.style) != (label, styles[colour]):
@@ -234,7 +235,7 @@ def _cut(grid: Any, ranks: int, columns: int, click: Callable[[int, int], None])
     made = [*kept]
     for column in range(len(kept) // ranks - 1, columns):
         for rank in range(ranks):
-            button = ipywidgets.Button(tooltip=f"rank {rank}, column {column}", **empty)
+            button = ipywidgets.Button(description=BLANK, tooltip=f"rank {rank}, column {column}", **empty)
             button.on_click(lambda _, rank=rank, column=column: click(rank, column))
             made.append(button)
     if len(made) != len(grid.children) or gone:
@@ -251,8 +252,23 @@ def _colour(cell: str) -> str:
     return paler(COLOURS[KINDS[kind][0]], 1)
 
 
-def _picture(ranks: int) -> Callable[[draft.Draft, draft.Look], bytes]:
-    """A function that draws a draft as it is played, as PNG, with room for so many ranks."""
+def _picture() -> Callable[[draft.Draft, draft.Look], bytes]:
+    """A function that draws a draft as it is played, as PNG; a figure for each number of ranks."""
+    made: dict[int, tuple[lanes.SetSpans, Callable[[], bytes]]] = {}
+
+    def show(drawn: draft.Draft, found: draft.Look) -> bytes:
+        ranks = len(drawn.rows)
+        if ranks not in made:
+            made[ranks] = _lanes(ranks)
+        set_spans, draw = made[ranks]
+        set_spans(drawn.schedule, found.spans, float(found.time))
+        return draw()
+
+    return show
+
+
+def _lanes(ranks: int) -> tuple[lanes.SetSpans, Callable[[], bytes]]:
+    """Lanes for so many ranks: what sets their spans, and what draws them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.6, 1.0 + 0.4 * ranks), dpi=explore.DPI, layout="constrained")
@@ -261,10 +277,4 @@ def _picture(ranks: int) -> Callable[[draft.Draft, draft.Look], bytes]:
     ax.set_xlabel("time, in units of F = I = W; paler: a rank's further stages", fontsize=8)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_yticks([0], [f"rank {ranks - 1}"])  # keeps their room
-    draw = explore.drawing(figure)
-
-    def show(drawn: draft.Draft, found: draft.Look) -> bytes:
-        set_spans(drawn.schedule, found.spans, float(found.time))
-        return draw()
-
-    return show
+    return set_spans, explore.drawing(figure)

@@ -110,7 +110,7 @@ def test_clicks_change_the_text_and_all_else_follows():
     made.kind.value = "B"
     made.cell(1, 2).click()
     assert "rank 1: .   1F0 1B0 -" in made.text and "rank 1" in made.text
-    assert made.cell(1, 2).description == "1B0" and made.cell(1, 3).description == ""
+    assert made.cell(1, 2).description == "1B0" and made.cell(1, 3).description == editor.BLANK
     assert made.image.value != before and "is missing" in made.told.value
     made.run.click()
     assert ran == [] and made.run.disabled, "what is not valid does not run"
@@ -158,8 +158,8 @@ def test_the_grid_shows_the_text_whatever_was_shown_before(schedule):
         names = [each.value for each in made.grid.children if not hasattr(each, "click")]
         assert names == [f"rank {rank}" for rank in range(schedule.ranks)]
         for row, drawn in zip(tokens(made), draft.read(made.text).rows, strict=True):
-            due = ["" if cell in ".-" else cell for cell in drawn]
-            assert [label for label, _ in row] == due + [""] * editor.SPARE
+            due = [editor.BLANK if cell in ".-" else cell for cell in drawn]
+            assert [label for label, _ in row] == due + [editor.BLANK] * editor.SPARE
             colours = [colour for _, colour in row]
             assert [colour == COLOURS["idle"] for colour in colours] == [cell == "." for cell in drawn] + [True] * 3
             kinds = ["".join(filter(str.isalpha, cell)) or "B" for cell in drawn]  # "-" is half a B
