@@ -86,7 +86,7 @@ def editor(text: str, run: Run | None = None) -> Editor:
 
     start = draft.read(text)
     ranks, tips = len(start.rows), [told for _, told in KINDS.values()]
-    wide, high = {"button_width": "4.6em"}, {"width": "98%", "height": f"{1.35 * (ranks + 3):.1f}em"}
+    wide, high = {"button_width": "4.6em"}, {"width": "98%", "height": f"{1.2 * (ranks + 3):.1f}em"}
     runs = {"disabled": True, "tooltip": "train a small model by this schedule, once it is valid"}
     parts = Editor(
         area=ipywidgets.Textarea(start.text, continuous_update=False, layout=high),

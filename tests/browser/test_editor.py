@@ -141,8 +141,11 @@ def told(page):
 def labels(drawn):
     """Button -> what is to stand on it."""
     width = max(map(len, drawn.rows)) + editor.SPARE
-    rows = [(*row, *["."] * (width - len(row))) for row in drawn.rows]
-    return {f"rank {rank}, column {at}": cell.strip(".-") for rank, row in enumerate(rows) for at, cell in enumerate(row)}
+    found = {}
+    for rank, row in enumerate(drawn.rows):
+        for column, cell in enumerate((*row, *["."] * (width - len(row)))):
+            found[f"rank {rank}, column {column}"] = cell.strip(".-")
+    return found
 
 
 def shown(page):

@@ -35,6 +35,8 @@ def test_bars_are_the_spans_and_numbers_the_microbatches(make):
     expected = {(s.rank, (s.start_s + s.end_s) / 2): str(s.action.microbatch) for s in timing.spans}
     assert at == expected
     told = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert ax.get_xlim() == (0, timing.time_s)
+    assert ax.get_title() == f"{timing.schedule.name}, 8 microbatches"
     assert told[-1] == f"idle, {timing.idle_share:.1%}" and len(told) == 1 + len({s.action.kind for s in timing.spans})
 
 
