@@ -125,3 +125,11 @@ def in_flight(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
             after.append(count)
         counts.append(tuple(after))
     return tuple(counts)
+
+
+def most_kept(schedule: Schedule) -> list[float]:
+    """Per rank, the most in flight, in activations that one microbatch leaves in a p-th of the model.
+
+    `in_flight` counts every stage by itself; a stage of two a rank is half as much.
+    """
+    return [max(counts, default=0) * schedule.ranks / schedule.num_stages for counts in in_flight(schedule)]

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from labkit.cost.shapes import Shape, rank_kv_heads
 from labkit.cost.tensor_parallel import products
-from labkit.view.plot import COLOURS, rank_colour
+from labkit.view.plot import COLOURS, RANK_COLOURS, rank_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GAP = 0.03  # between matrices, of the largest one's width
+# Points: about how wide all matrices together are, and the white line between two ranks' parts, at most.
+WIDTH_PT, EDGE_PT, EDGE_SHARE = 540.0, 0.6, 0.15  # the last: of a part's narrow side, where that is less
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,18 @@ def layer(shape: Shape, tp: int, title: str = "", ax: Axes | None = None) -> Axe
     ax.set(xlim=(0, left), ylim=(deepest + 5 * gap, -gap), aspect="equal", xticks=[], yticks=[])
     ax.set_title(title, fontsize=10)
     ax.spines[:].set_visible(False)
-    patches = [Patch(facecolor=rank_colour(rank), label=f"rank {rank}") for rank in range(min(tp, 8))]
+    for box in ax.patches:
+        box.set_linewidth(min(EDGE_PT, EDGE_SHARE * min(box.get_width(), box.get_height()) * WIDTH_PT / left))
+    first = range(min(tp, len(RANK_COLOURS)))  # those without a colour before them
+    patches = [Patch(facecolor=rank_colour(rank), label=_ranks_like(rank, tp)) for rank in first]
     ax.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
+
+
+def _ranks_like(rank: int, tp: int) -> str:
+    """The ranks that have the colour of this one: "rank 0, 8"."""
+    alike = [str(each) for each in range(rank, tp, len(RANK_COLOURS))]
+    return f"rank {', '.join(alike[:2])}{', ...' * (len(alike) > 2)}"
 
 
 def _letter(ax: Axes, letter: str, left: float, deepest: float, gap: float) -> float:
@@ -85,5 +96,4 @@ def _matrix(ax: Axes, each: Matrix, tp: int, left: float, deepest: float) -> Non
     width, height = each.columns / (1 if each.by_rows else tp), each.inner / (tp if each.by_rows else 1)
     for rank in range(tp):
         corner = (left, top + rank * height) if each.by_rows else (left + rank * width, top)
-        look = {"facecolor": rank_colour(rank), "edgecolor": COLOURS["nothing"], "linewidth": 0.6}
-        ax.add_patch(Rectangle(corner, width, height, **look))
+        ax.add_patch(Rectangle(corner, width, height, facecolor=rank_colour(rank), edgecolor=COLOURS["nothing"]))

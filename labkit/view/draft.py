@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labkit.schedule import grid, theory
-from labkit.schedule.actions import Action, Result, Schedule, in_flight, needs
+from labkit.schedule.actions import Action, Result, Schedule, most_kept, needs
 from labkit.schedule.timing import Span
 from labkit.schedule.validate import validate
 
@@ -162,8 +162,8 @@ def look(draft: Draft) -> Look:
         sentence = f"{told or fault.sentence} ({have} of {todo} blocks are drawn; idle so far {idle:.1%})"
         return Look(False, sentence, spans, time, idle)
     other = theory.idle_share(schedule.ranks, schedule.microbatches)
-    most = ", ".join(map(str, map(max, in_flight(schedule))))
-    sentence = f"valid: idle {idle:.1%}, 1F1B {other:.1%}; ranks keep at most {most} in flight"
+    most = ", ".join(f"{each:.3g}" for each in most_kept(schedule))
+    sentence = f"valid: idle {idle:.1%}, 1F1B {other:.1%}; ranks keep at most {most} microbatches in flight"
     return Look(True, sentence, spans, time, idle)
 
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labkit.schedule.actions import in_flight
+from labkit.schedule.actions import most_kept
 from labkit.schedule.classic import gpipe, interleaved, one_f_one_b
 from labkit.schedule.timing import Timing, play
 from labkit.schedule.zero_bubble import zb_h1, zb_v
@@ -55,13 +55,6 @@ def played(name: str, ranks: int, microbatches: int, chunks: int, ratio: float) 
     return play(schedule, forward, ratio / 2 * forward, ratio / 2 * forward)
 
 
-def most_kept(timing: Timing) -> list[float]:
-    """Per rank, the most in flight, in activations that one microbatch leaves in a p-th of the model."""
-    schedule = timing.schedule
-    own = [len(schedule.stages_of(rank)) for rank in range(schedule.ranks)]
-    return [max(counts) / stages for counts, stages in zip(in_flight(schedule), own, strict=True)]
-
-
 def reading(timing: Timing, asked: int) -> str:
     """What is set, in words. asked: microbatches, of which interleaved may have taken more."""
     schedule, idle = timing.schedule, timing.idle_share
@@ -95,7 +88,7 @@ def _picture() -> tuple[Figure, Callable[..., None]]:
     def update(**values: Any) -> None:
         timing = played(**values)
         set_spans(timing.schedule, timing.spans, float(timing.time_s))
-        most = most_kept(timing)
+        most = most_kept(timing.schedule)
         for rank, (bar, text) in enumerate(zip(kept, told, strict=True)):
             shown = rank < len(most)
             bar.set(width=most[rank] if shown else 0.0, visible=shown)

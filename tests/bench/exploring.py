@@ -1,6 +1,7 @@
 """A move of a slider, from its value to the new picture: an explorer against `interact` with a fresh figure, in turn.
 
-Both run in a real kernel, with IPython's inline pictures, as in a notebook. Left out: the way to the browser and back.
+Both run in a real kernel, with IPython's inline pictures, as in a notebook. Of the schedule editor, a move is a click
+on its grid. A picture that no slider moves (`cut`) is timed alone. Left out: the way to the browser and back.
 """
 
 import json
@@ -17,6 +18,21 @@ def move(control, value):
     began = time.perf_counter()
     control.value = value
     return time.perf_counter() - began
+
+
+def ours(place):
+    return move(found.controls[moved], place)
+
+
+shown, show = [], plt.show
+plt.show = lambda: shown.append(show())
+
+
+def theirs(place):
+    before = len(shown)
+    took = move(fresh_one.children[0], place)
+    assert len(shown) == before + 1, "interact says nothing of an error"
+    return took
 
 """
 COLLECTIVES = """
@@ -127,25 +143,123 @@ def fresh(tokens, overlap, **values):
 fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "tokens"}
 fresh_one = ipywidgets.interactive(fresh, tokens=list(offload.TOKENS), **fixed)
 """
+TENSOR = """
+from labkit.view import curves, tensor
+
+found = tensor.tensor()
+
+
+def fresh(hidden, ranks, **values):
+    set_to = tensor.Setting(**values)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6), layout="constrained")
+    for each in tensor.RANKS:
+        left.plot(tensor.HIDDEN, [100 * cut.share for cut in tensor.times(set_to, each)])
+        right.plot(tensor.HIDDEN, tensor.faster(set_to, each), label=f"{each} ranks")
+    for ax in (left, right):
+        curves.doubling_axis(ax, tensor.HIDDEN)
+        ax.grid()
+        ax.axvline(hidden)
+    right.set_yscale("log", base=2)
+    right.legend()
+    figure.suptitle(tensor.reading(ranks, hidden, set_to), fontsize=9)
+    plt.show()
+
+
+fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "hidden"}
+fresh_one = ipywidgets.interactive(fresh, hidden=list(tensor.HIDDEN), **fixed)
+moved, places = "hidden", (512, 1024, 2048, 8192)
+"""
+PIPELINE = """
+from labkit.view import gantt, pipeline
+
+found = pipeline.pipeline(name="ZB-H1")
+
+
+def fresh(microbatches, **values):
+    timing = pipeline.played(microbatches=microbatches, **values)
+    left, right = gantt.with_kept(timing, pipeline.reading(timing), "a rank's work")
+    left.axvline(1.0)
+    plt.show()
+
+
+fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "microbatches"}
+fresh_one = ipywidgets.interactive(fresh, microbatches=list(pipeline.MICROBATCHES), **fixed)
+moved, places = "microbatches", (4, 6, 12, 16)
+"""
+EDITOR = """
+from labkit.schedule import grid
+from labkit.schedule.zero_bubble import zb_h1
+from labkit.view import draft, editor, gantt, plot
+
+drawn = draft.read(grid.text(zb_h1(4, 8)))
+found = editor.editor(drawn.text)
+at = drawn.rows[3].index("3W4")
+texts = {"erase": draft.erase(drawn, 3, at).text, "W": drawn.text}
+places = ("erase", "W", "erase", "W")
+
+
+def ours(kind):
+    found.kind.value = kind
+    began = time.perf_counter()
+    found.cell(3, at).click()
+    took = time.perf_counter() - began
+    assert found.text == texts[kind]
+    return took
+
+
+def fresh(kind):
+    look = draft.look(draft.read(texts[kind]))
+    figure, ax = plt.subplots(figsize=(8.6, 2.6), layout="constrained")
+    for span in look.spans:
+        colour, length = plot.COLOURS[gantt.KINDS[span.action.kind][0]], span.end_s - span.start_s
+        ax.barh(span.rank, length, left=span.start_s, color=colour, edgecolor="black")
+        ax.text((span.start_s + span.end_s) / 2, span.rank, span.action.microbatch, ha="center", va="center")
+    ax.set_title(look.sentence, fontsize=8)
+    ax.set_ylim(3.5, -0.5)
+    plt.show()
+
+
+fresh_one = ipywidgets.interactive(fresh, kind=["W", "erase"])
+"""
+CUT = """
+from labkit.cost.named import named
+from labkit.view import cut
+
+shape, places = named("llama-3.1-8b"), (1, 2, 4, 8)
+
+
+def ours(ranks):
+    began = time.perf_counter()
+    cut.layer(shape, ranks)
+    plt.show()
+    return time.perf_counter() - began
+
+
+theirs = ours
+"""
 EXPLORERS = {
     "collectives": COLLECTIVES, "buckets": BUCKETS, "memory": MEMORY, "zero": ZERO, "offload": OFFLOAD,
+    "tensor": TENSOR, "pipeline": PIPELINE, "editor": EDITOR,
 }  # fmt: skip
+PICTURES = {"cut": CUT}
 END = """
-pairs = [
-    (move(found.controls[moved], place), move(fresh_one.children[0], place)) for _ in range(ROUNDS) for place in places
-]
+pairs = [(ours(place), theirs(place)) for _ in range(ROUNDS) for place in places]
 print("BENCH" + json.dumps([statistics.median(column) for column in zip(*pairs)]))
 """
 
 
 def main(rounds: int = 6) -> None:
-    """Print both medians in ms and their ratio, for each explorer."""
+    """Print both medians in ms and their ratio, for each explorer; then what a picture by itself takes."""
     for name, cell in EXPLORERS.items():
         ours, theirs = medians(START + cell + END.replace("ROUNDS", str(rounds)))
         print(f"{name}, a median of {4 * rounds} moves")
         print(f"explorer: slider to new picture   {ours * 1e3:6.0f} ms  (to be at most 100)")
         print(f"interact with a fresh figure      {theirs * 1e3:6.0f} ms")
         print(f"interact / explorer               {theirs / ours:6.1f} x  (to be at least 2)")
+    for name, cell in PICTURES.items():
+        ours, _ = medians(START + cell + END.replace("ROUNDS", str(rounds)))
+        print(f"{name}, a median of {4 * rounds} pictures")
+        print(f"drawn and shown                   {ours * 1e3:6.0f} ms  (to be at most 100)")
 
 
 def medians(cell: str) -> tuple[float, float]:

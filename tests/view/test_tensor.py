@@ -4,7 +4,7 @@ import pytest
 
 from labkit.cost import hardware
 from labkit.cost.tensor_parallel import layer_time, llama_like
-from labkit.view import explore, tensor
+from labkit.view import curves, explore, tensor
 
 
 @pytest.fixture
@@ -84,6 +84,32 @@ def test_a_picture_that_was_moved_is_the_same_as_one_drawn_afresh(made):
     found.controls["hidden"].value = 512
     assert found.image.value != first
     assert found.image.value == tensor.tensor(hidden=512).image.value
+
+
+@pytest.mark.parametrize("device", tensor.DEVICES)
+def test_the_title_says_the_cost_models_numbers_and_is_whole(made, device):
+    found, left, right = made
+    for hidden, tokens, per_node in ((16384, 65536, 1), (16384, 65536, 8), (256, 512, 2)):
+        setting = {"device": device, "ranks": 16, "hidden": hidden, "tokens": tokens, "per_node": per_node}
+        setting |= {"within": "PCIe 3", "between": "10 GbE"}
+        for name, value in setting.items():
+            found.controls[name].value = value
+        set_to = tensor.Setting(tokens, device, per_node, "PCIe 3", "10 GbE")
+        card, dtype = hardware.device(device), "fp16" if device == "T4" else "bf16"
+        groups = [tensor.group_of(set_to, ranks) for ranks in (1, 16)]
+        one, cut = (layer_time(llama_like(hidden), tokens, min(4096, tokens), card, g, dtype) for g in groups)
+        title = right.figure._suptitle
+        assert title.get_text() == (
+            f"16 x {device} on {16 // per_node} nodes, hidden {hidden:,}, {tokens:,} tokens: a layer takes "
+            f"{curves.as_time(cut.time_s)}, {cut.share:.0%} of it communication; "
+            f"{curves.as_number(one.time_s / cut.time_s)} times one GPU's speed"
+        )
+        labels = [title, left.yaxis.label, right.yaxis.label, right.get_legend(), left.xaxis.label]
+        boxes = [label.get_window_extent() for label in labels]
+        whole = right.figure.bbox
+        for box in boxes:
+            assert box.x0 >= 0 and box.x1 <= whole.x1 and box.y0 >= 0 and box.y1 <= whole.y1
+        assert boxes[0].y0 >= left.get_window_extent().y1 and boxes[3].x0 >= right.get_window_extent().x1
 
 
 def test_every_setting_draws(made):

@@ -15,7 +15,7 @@ from labkit.cost.links import FREE
 from labkit.cost.parts import Cluster, Device, Link, Node
 from labkit.cost.shapes import Shape, layer_parameters
 from labkit.schedule import theory
-from labkit.schedule.actions import Schedule, in_flight
+from labkit.schedule.actions import Schedule, most_kept
 from labkit.schedule.classic import gpipe, interleaved, one_f_one_b
 from labkit.schedule.timing import play
 from labkit.schedule.zero_bubble import zb_h1, zb_v
@@ -88,15 +88,9 @@ def five(p: int, m: int, v: int = 2) -> tuple[tuple[Schedule, str, float], ...]:
 def bubbles(p: int, m: int, v: int = 2) -> tuple[Bubble, ...]:
     """The five, played with F = I = W. ValueError as `five`."""
     return tuple(
-        Bubble(schedule.name, formula, share, play(schedule).idle_share, _most_kept(schedule))
+        Bubble(schedule.name, formula, share, play(schedule).idle_share, max(most_kept(schedule)))
         for schedule, formula, share in five(p, m, v)
     )
-
-
-def _most_kept(schedule: Schedule) -> float:
-    """Of all ranks: stages' activations in flight, in those that a p-th of the model leaves."""
-    stages = len(schedule.placement) / schedule.ranks
-    return max(max(counts) for counts in in_flight(schedule)) / stages
 
 
 def bubbles_table(p: int, m: int, v: int = 2) -> str:
