@@ -118,3 +118,11 @@ def in_groups(parts: Sequence[Any], t: int) -> list[Any]:
     """Per rank the sum over its group of t."""
     sums = [sum(parts[begin : begin + t]) for begin in range(0, len(parts), t)]
     return [sums[rank // t] for rank in range(len(parts))]
+
+
+def largest_in_groups(parts: Sequence[Any], t: int) -> list[Any]:
+    """Per rank, element by element, the largest of its group of t: what op=MAX gives."""
+    import torch
+
+    tops = [torch.stack(list(parts[begin : begin + t])).amax(0) for begin in range(0, len(parts), t)]
+    return [tops[rank // t] for rank in range(len(parts))]
