@@ -665,14 +665,15 @@ Sequence, note_5 = mine_or(SequenceParallelMLP, standins.SequenceParallelMLP)
 variants = pictures.variants(Sequence, parts, tp=4)
 print(pictures.variants_table(variants))
 left, right = plot.side_by_side(2, width=4.6, height=2.6)
-names, held, sent = ["tensor parallel", "sequence", "gathered again"], [v.held_bytes for v in variants], [v.sent_bytes for v in variants]
-ax = curves.bars([("", [each / 1e3 for each in held])], names, "kB", f"kept by each of 4 ranks after forward {note_5 and f'({note_5})'}", ax=left)
-ax = curves.bars([("", [each / 1e3 for each in sent])], names, "kB", "sent by each rank in a layer's step", ax=right)
+names = ["tensor parallel", "sequence", "gathered again"]
+kept, due, sent = ([getattr(v, f"{what}_bytes") / 1e3 for v in variants] for what in ("kept", "formula", "sent"))
+ax = curves.bars([("", sent)], names, "kB", f"sent by each of 4 ranks in a layer's step {note_5 and f'({note_5})'}", ax=left)
+ax = curves.bars([("recorded", kept), ("formula", due)], names, "kB", "kept of the layer for backward", ax=right)
 plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)
 off = lab06.differences(on_ring, serial)["losses"]
-Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {held[1] / held[0]:.0%}; gathered again {sent[2] / sent[0]:.2f} times and {held[2] / held[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
+Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {kept[1] / kept[0]:.0%} of a layer's; gathered again {sent[2] / sent[0]:.2f} times and {kept[2] / kept[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
 
 # %% [markdown]
 # ## 8 · The same in torch and DeepSpeed
