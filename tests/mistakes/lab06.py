@@ -9,6 +9,7 @@ import lab06_conjugate
 import lab06_embedding
 import lab06_entropy
 import lab06_ring
+import lab06_ring_work
 import lab06_row
 import lab06_sequence
 
@@ -21,7 +22,7 @@ WRONG = {
     "6.4": lab06_embedding.WRONG,
     "6.4b": lab06_entropy.WRONG,
     "6.5": lab06_sequence.WRONG,
-    "6.6": lab06_ring.WRONG,
+    "6.6": lab06_ring.WRONG + lab06_ring_work.WRONG,
 }
 
 RIGHT = {
@@ -33,7 +34,7 @@ RIGHT = {
     "6.4": lab06_embedding.RIGHT,
     "6.4b": lab06_entropy.RIGHT,
     "6.5": lab06_sequence.RIGHT,
-    "6.6": lab06_ring.RIGHT,
+    "6.6": lab06_ring.RIGHT + lab06_ring_work.RIGHT,
 }
 
 CHEATS = {
