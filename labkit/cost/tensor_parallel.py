@@ -1,4 +1,4 @@
-"""Time of one decoder layer cut over t ranks as Megatron-LM cuts it: what a rank computes, and what it waits for.
+"""One decoder layer cut over t ranks as Megatron-LM cuts it: what a rank computes, what it waits for, what it keeps.
 
 Shoeybi et al., arXiv:1909.08053, section 3: the query, key, value and first MLP matrices lose columns, the output and
 last MLP matrices rows; per layer two all_reduces of b s h in forward and two in backward, and nothing hides them, for
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.cost import comm, flops
+from labkit.cost import activations, comm, eager, flops
 from labkit.cost.groups import Group
+from labkit.cost.layout import Layout
 from labkit.cost.parts import Device
 from labkit.cost.shapes import Shape, rank_kv_heads
 from labkit.cost.states import element_bytes
@@ -49,6 +50,20 @@ def layer_time(shape: Shape, tokens: int, seq: int, device: Device, group: Group
     compute_s += core / device.peak(dtype)
     reduced_s = comm.group_time_s("all_reduce", tokens * shape.hidden * size, group)
     return LayerTime(compute_s, ALL_REDUCES * reduced_s if group.size > 1 else 0.0)
+
+
+def kept_bytes(shape: Shape, layout: Layout, gathered: bool = False) -> float:
+    """What a layer keeps on each of layout.tp ranks from forward to backward, in convention `eager`.
+
+    Between the regions of tensor parallelism all of it is on every rank, with sequence parallelism 1/t (Korthikanti et
+    al., arXiv:2205.05198, section 4.2.2, where the two inputs of parallel regions are gathered again in backward).
+    gathered: these two are kept as they were gathered, and the rank's own part of them is not.
+    """
+    kept = sum(each.num_bytes for each in eager.layer_saved(shape, layout))
+    if gathered and layout.sequence_parallel:
+        own = activations.sizes(shape, layout).hidden * element_bytes(layout.precision)
+        kept += 2 * (layout.tp - 1) * own
+    return kept
 
 
 def products(shape: Shape, tokens: int, tp: int) -> tuple[tuple[int, int, int], ...]:

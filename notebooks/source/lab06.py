@@ -123,19 +123,19 @@ labkit.check("6.1b")
 
 
 # %%
+def gathered(x, group, dim):
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
 def both_ways():
     torch.manual_seed(0)
     mlp, x, world = MLP(Shape(hidden=64, ffn=224)), torch.randn(2, 8, 64), dist.group.WORLD
     gate, up, by_columns = (Columns(linear, world) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     by_rows = Rows(mlp.down_proj, world)
-
-    def joined(part):
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, part)
-        return torch.cat(parts, dim=-1)
-
     sent = []
-    for last in (lambda middle: joined(by_columns(joined(middle))), by_rows):
+    for last in (lambda middle: gathered(by_columns(gathered(middle, world, -1)), world, -1), by_rows):
         with torch.no_grad(), labkit.Trace() as trace:
             y = last(F.silu(gate(x)) * up(x))
         sent.append((trace.record.sent_bytes, (y - mlp(x)).abs().max().item()))
@@ -282,8 +282,7 @@ class ParallelAttention(torch.nn.Module):
         super().__init__()
         self.group, self.kv_group, self.head_dim = group, kv_group, attention.head_dim
         t, rank = dist.get_world_size(group), dist.get_rank(group)
-        kv_heads = attention.k_proj.out_features // self.head_dim
-        kv_parts = min(t, kv_heads)  # with fewer heads than ranks, t / kv_heads ranks have the same one
+        kv_parts = min(t, attention.k_proj.out_features // self.head_dim)  # t / kv_parts ranks have the same heads
 
         def part(linear, parts, dim=0):
             kept = linear.weight.detach().chunk(parts, dim)[rank * parts // t].clone()
@@ -514,7 +513,7 @@ tensor.tensor()
 # Which tensor does backward of <code>gate</code> and <code>up</code> need, and who decides what autograd keeps?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# A <code>torch.autograd.Function</code> that gathers <i>and</i> multiplies: <code>ctx.save_for_backward</code> of the part alone; <code>F.rms_norm</code>; <code>f</code> on the norm's weight.
+# <code>gathered</code> of section 2, in a <code>torch.autograd.Function</code> that also multiplies: <code>ctx.save_for_backward</code> of the part alone; <code>F.rms_norm</code>; <code>f</code> on the norm's weight.
 # </details>
 
 
@@ -539,11 +538,6 @@ class SequenceParallelMLP(torch.nn.Module):
         # SOLUTION
         group, keep, t = self.group, self.keep, dist.get_world_size(self.group)
 
-        def gathered(x):
-            parts = [torch.empty_like(x) for _ in range(t)]
-            dist.all_gather(parts, x.contiguous(), group=group)
-            return torch.cat(parts, dim=1)
-
         def scattered(x):
             parts = [part.contiguous() for part in x.chunk(t, dim=1)]
             mine = torch.empty_like(parts[0])
@@ -553,14 +547,14 @@ class SequenceParallelMLP(torch.nn.Module):
         class Enter(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x, *weights):
-                full = gathered(x)
+                full = gathered(x, group, 1)
                 ctx.save_for_backward(full if keep else x, *weights)
                 return tuple(F.linear(full, weight) for weight in weights)
 
             @staticmethod
             def backward(ctx, *grads):
                 kept, *weights = ctx.saved_tensors
-                full = kept if keep else gathered(kept)
+                full = kept if keep else gathered(kept, group, 1)
                 back = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
                 return scattered(back), *(grad.flatten(0, 1).T @ full.flatten(0, 1) for grad in grads)
 
@@ -571,7 +565,7 @@ class SequenceParallelMLP(torch.nn.Module):
 
             @staticmethod
             def backward(ctx, grad):
-                return gathered(grad)
+                return gathered(grad, group, 1)
 
         x = F.rms_norm(x, x.shape[-1:], f(self.norm_weight, group), self.eps)
         gate, up = Enter.apply(x, self.gate, self.up)
@@ -665,14 +659,15 @@ Sequence, note_5 = mine_or(SequenceParallelMLP, standins.SequenceParallelMLP)
 variants = pictures.variants(Sequence, parts, tp=4)
 print(pictures.variants_table(variants))
 left, right = plot.side_by_side(2, width=4.6, height=2.6)
-names, held, sent = ["tensor parallel", "sequence", "gathered again"], [v.held_bytes for v in variants], [v.sent_bytes for v in variants]
-ax = curves.bars([("", [each / 1e3 for each in held])], names, "kB", f"kept by each of 4 ranks after forward {note_5 and f'({note_5})'}", ax=left)
-ax = curves.bars([("", [each / 1e3 for each in sent])], names, "kB", "sent by each rank in a layer's step", ax=right)
+names = ["tensor parallel", "sequence", "gathered again"]
+kept, due, sent = ([getattr(v, f"{what}_bytes") / 1e3 for v in variants] for what in ("kept", "formula", "sent"))
+ax = curves.bars([("", sent)], names, "kB", f"sent by each of 4 ranks in a layer's step {note_5 and f'({note_5})'}", ax=left)
+ax = curves.bars([("recorded", kept), ("formula", due)], names, "kB", "kept of the layer for backward", ax=right)
 plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)
 off = lab06.differences(on_ring, serial)["losses"]
-Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {held[1] / held[0]:.0%}; gathered again {sent[2] / sent[0]:.2f} times and {held[2] / held[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
+Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {kept[1] / kept[0]:.0%} of a layer's; gathered again {sent[2] / sent[0]:.2f} times and {kept[2] / kept[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** The formula, in bytes per token: norms 8(3h + 1), over t in sequence parallel alone; heads and MLP 4(4h + a + 4f), always over t; kept as gathered, 8h(t - 1)/t more. {note_6}")
 
 # %% [markdown]
 # ## 8 · The same in torch and DeepSpeed

@@ -9,7 +9,7 @@ from labkit.cost.links import FREE, NVLINK_4
 from labkit.cost.moved import tensor_parallel as moved
 from labkit.cost.named import named
 from labkit.cost.parts import Device
-from labkit.cost.tensor_parallel import layer_time, llama_like, of_product, products
+from labkit.cost.tensor_parallel import kept_bytes, layer_time, llama_like, of_product, products
 
 # Memory that costs nothing, so that times are FLOPs.
 COUNTER = Device("counts FLOPs", (("bf16", 1.0),), 2**40, float("inf"), None, None, "none")
@@ -40,6 +40,18 @@ def test_a_layer_waits_for_four_all_reduces_of_its_hidden_states(tp):
     assert sent == pytest.approx(shape.layers * 4 * comm.sent_bytes("all_reduce", one, tp))
     found = layer_time(shape, tokens, tokens, hardware.device("H100"), on_link(tp, NVLINK_4))
     assert found.communication_s == pytest.approx(4 * comm.time_s("all_reduce", one, tp, NVLINK_4))
+
+
+def test_tensor_parallel_keeps_norms_whole_and_sequence_parallel_all_of_it_over_t():
+    shape, t, tokens = named("llama-3.1-8b"), 4, 8192
+    alone, plain, sequence = (
+        kept_bytes(shape, Layout(tp=tp, seq=tokens, precision="fp32", sequence_parallel=tp > 1 and on))
+        for tp, on in ((1, False), (t, False), (t, True))
+    )
+    norms = 2 * tokens * (3 * 4 * shape.hidden + 4)  # input, normalised and scaled, and 1/rms
+    assert plain == norms + (alone - norms) / t and sequence == alone / t
+    gathered = kept_bytes(shape, Layout(tp=t, seq=tokens, precision="fp32"), gathered=True)
+    assert gathered - sequence == 2 * 4 * tokens * shape.hidden * (t - 1) / t  # two of the scaled ones are whole
 
 
 def test_one_rank_waits_for_nobody():

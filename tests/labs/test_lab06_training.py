@@ -3,6 +3,8 @@
 The answers are those of tests/mistakes that must pass. --soak trains on every number of ranks, else a sample is tried.
 """
 
+import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -32,6 +34,11 @@ def _mistakes():
     return prove.load(Path(__file__).parents[1] / "mistakes" / "lab06.py")
 
 
+def _parts(right):
+    names = {"column": "6.1", "row": "6.1b", "f": "6.2", "g": "6.2b", "attention": "6.3", "embedding": "6.4"}
+    return lab06.Parts(**{name: right[number] for name, number in names.items()}, cross_entropy=right["6.4b"])
+
+
 def equals(trained, serial):
     return max(lab06.differences(trained, serial).values()) <= 1e-5
 
@@ -59,9 +66,7 @@ def test_tensor_parallel_by_stand_ins_equals_serial_with_two_all_reduces_each_wa
 def test_tensor_parallel_by_answers_equals_serial(tp, serial, right, soak):
     if tp == 2 and not soak:
         pytest.skip("a sample; --soak has all")
-    names = {"column": "6.1", "row": "6.1b", "f": "6.2", "g": "6.2b", "attention": "6.3", "embedding": "6.4"}
-    parts = lab06.Parts(**{name: right[number] for name, number in names.items()}, cross_entropy=right["6.4b"])
-    assert equals(lab06.train(parts, tp, STEPS), serial)
+    assert equals(lab06.train(_parts(right), tp, STEPS), serial)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +86,31 @@ def test_context_parallel_equals_serial(cp, own, serial, right, soak):
     assert equals(lab06.train_ring(right["6.6"] if own else None, cp, STEPS), serial)
 
 
-def test_gathering_again_costs_ten_eighths_of_the_bytes_and_holds_less():
-    plain, kept, again = pictures.variants(tp=2)
+@pytest.fixture(scope="module")
+def variants(right):
+    """By right answers, on two ranks; 6.5's by checkpoint, as the first one keeps gate and up put together."""
+    return pictures.variants(_mistakes().RIGHT["6.5"][1], _parts(right), tp=2)
+
+
+def test_gathering_again_costs_ten_eighths_of_the_bytes(variants):
+    plain, kept, again = variants
     share = 1 / 2
     assert plain.calls == (("all_reduce", 4),) and plain.sent_bytes == 8 * share * X
     assert dict(kept.calls) == {"all_gather": 4, "reduce_scatter": 4} and kept.sent_bytes == 8 * share * X
     assert dict(again.calls) == {"all_gather": 6, "reduce_scatter": 4} and again.sent_bytes == 10 * share * X
-    assert kept.held_bytes - again.held_bytes == 2 * training.SIZES["layers"] * share * X
-    assert "6 all_gather" in pictures.variants_table([again])
+
+
+def test_a_layer_keeps_norms_whole_in_tensor_parallel_and_all_over_t_in_sequence_parallel(variants):
+    sizes, t = training.SIZES, 2
+    tokens, hidden = training.BATCH * training.LENGTH, training.SIZES["hidden"]
+    norms = 2 * tokens * (3 * 4 * hidden + 4)  # input, normalised and scaled, and 1/rms
+    regions = tokens * (4 * 4 * hidden + 4 * sizes["heads"] + 4 * 4 * sizes["ffn"])  # q, k, v, output, lse; four wide
+    gathered = 2 * 4 * tokens * hidden  # what q, k and v take, and gate and up
+    due = [norms + regions / t, norms / t + regions / t + gathered * (t - 1) / t, norms / t + regions / t]
+    assert [each.formula_bytes for each in variants] == due
+    lists = 4 * 16  # a DTensor's mesh holds the numbers of its ranks; attention in sequence parallel has them
+    assert all(0 <= each.kept_bytes - one <= lists for each, one in zip(variants, due, strict=True))
+    assert variants[0].kept_bytes == due[0], "all by hand, so to the byte"
 
 
 @pytest.mark.parametrize(("with_input", "backward"), [(False, 5), (True, 2)])
@@ -138,9 +160,28 @@ def test_a_mask_of_ones_own_belongs_inside_a_region_and_one_for_all_outside():
         dropout.masks(True, True, 3)
 
 
-def test_tables_name_what_was_recorded(serial):
-    table = pictures.differences_table({"serial": lab06.differences(serial, serial)})
-    assert "0.0e+00" in table and "input gradients" in table
+def _rows(table):
+    """Cells of a table's rows; two spaces or more lie between them."""
+    return [re.split(r"\s{2,}", line) for line in table.splitlines()[2:]]
+
+
+def test_a_table_of_variants_has_their_calls_and_bytes(variants):
+    for row, each in zip(_rows(pictures.variants_table(variants)), variants, strict=True):
+        assert row[0] == each.name and row[1] == ", ".join(f"{count} {op}" for op, count in each.calls)
+        sizes = [float(cell.replace(",", "")) for cell in row[2:]]
+        assert sizes == [each.sent_bytes, each.kept_bytes, each.formula_bytes]
+
+
+def test_a_table_of_differences_has_the_largest_of_each_kind_by_name(serial):
+    weights = serial.weights | {"norm.weight": 1.5 * serial.weights["norm.weight"]}
+    gradients = (2 * serial.input_gradients[0], *serial.input_gradients[1:])
+    other = dataclasses.replace(
+        serial, losses=(*serial.losses[:-1], 1.25 * serial.losses[-1]), weights=weights, input_gradients=gradients
+    )
+    found = {name: lab06.differences(trained, serial) for name, trained in (("other", other), ("itself", serial))}
+    table = pictures.differences_table(found)
+    assert re.split(r"\s{2,}", table.splitlines()[0].strip()) == ["losses", "weights", "input gradients"]
+    assert _rows(table) == [["other", "2.5e-01", "5.0e-01", "1.0e+00"], ["itself", *["0.0e+00"] * 3]]
 
 
 def test_importing_lab_06_brings_no_torch():

@@ -4,40 +4,42 @@
 """
 
 import lab06_attention
+import lab06_column
 import lab06_conjugate
 import lab06_embedding
 import lab06_entropy
-import lab06_linear
 import lab06_ring
+import lab06_ring_work
+import lab06_row
 import lab06_sequence
 
 WRONG = {
-    "6.1": lab06_linear.COLUMN_WRONG,
-    "6.1b": lab06_linear.ROW_WRONG,
+    "6.1": lab06_column.WRONG,
+    "6.1b": lab06_row.WRONG,
     "6.2": lab06_conjugate.F_WRONG,
     "6.2b": lab06_conjugate.G_WRONG,
     "6.3": lab06_attention.WRONG,
     "6.4": lab06_embedding.WRONG,
     "6.4b": lab06_entropy.WRONG,
     "6.5": lab06_sequence.WRONG,
-    "6.6": lab06_ring.WRONG,
+    "6.6": lab06_ring.WRONG + lab06_ring_work.WRONG,
 }
 
 RIGHT = {
-    "6.1": lab06_linear.COLUMN_RIGHT,
-    "6.1b": lab06_linear.ROW_RIGHT,
+    "6.1": lab06_column.RIGHT,
+    "6.1b": lab06_row.RIGHT,
     "6.2": lab06_conjugate.F_RIGHT,
     "6.2b": lab06_conjugate.G_RIGHT,
     "6.3": lab06_attention.RIGHT,
     "6.4": lab06_embedding.RIGHT,
     "6.4b": lab06_entropy.RIGHT,
     "6.5": lab06_sequence.RIGHT,
-    "6.6": lab06_ring.RIGHT,
+    "6.6": lab06_ring.RIGHT + lab06_ring_work.RIGHT,
 }
 
 CHEATS = {
-    "6.1": lab06_linear.COLUMN_CHEATS,
-    "6.1b": lab06_linear.ROW_CHEATS,
+    "6.1": lab06_column.CHEATS,
+    "6.1b": lab06_row.CHEATS,
     "6.2": lab06_conjugate.F_CHEATS,
     "6.2b": lab06_conjugate.G_CHEATS,
     "6.3": lab06_attention.CHEATS,

@@ -6,8 +6,9 @@ What is judged, and in which order, stands in `labkit.labs.lab06.attention`.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab06_conjugate import _function, _same, _summed, plain_f, plain_g
-from lab06_linear import Column, RowByFunction
+from lab06_column import Column
+from lab06_conjugate import _function, _largest, _same, _summed, plain_f, plain_g
+from lab06_row import RowByFunction
 from torch import nn
 
 from labkit.labs.lab06 import standins
@@ -275,6 +276,94 @@ class Views(Plain):
         self.q_proj.weight = nn.Parameter(attention.q_proj.weight.detach().chunk(t)[rank])
 
 
+class Variant(Plain):
+    """Plain's core, with something else in the place of each of its parts."""
+
+    def cut(self, x):
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+    def turned(self, q, k, v, cos, sin):
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def joined(self, out):
+        return out.transpose(1, 2).flatten(2)
+
+    def core(self, q, k, v, cos, sin):
+        q, k, v = self.turned(*(self.cut(each) for each in (q, k, v)), cos, sin)
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))
+        return self.joined(self.attend(q, k, v))
+
+
+class NotCausal(Variant):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class NotScaled(Variant):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+
+class NoRotary(Variant):
+    def turned(self, q, k, v, cos, sin):
+        return q, k, v
+
+
+class RotatesQueriesAlone(Variant):
+    def turned(self, q, k, v, cos, sin):
+        return rotate(q, cos, sin), k, v
+
+
+class RotatesKeysAlone(Variant):
+    def turned(self, q, k, v, cos, sin):
+        return q, rotate(k, cos, sin), v
+
+
+class RotatesValues(Variant):
+    def turned(self, *qkv_cos_sin):
+        *qkv, cos, sin = qkv_cos_sin
+        return [rotate(each, cos, sin) for each in qkv]
+
+
+class KeysForValues(Variant):
+    def turned(self, q, k, v, cos, sin):
+        return super().turned(q, v, k, cos, sin)
+
+
+class CutsHeadsByView(Variant):
+    def cut(self, x):
+        return x.view(len(x), -1, x.shape[1], self.head_dim)
+
+
+class JoinsHeadsAsTheyLie(Variant):
+    def joined(self, out):
+        return out.reshape(len(out), out.shape[2], -1)
+
+
+class KeysHaveValuesWeights(Plain):
+    def __init__(self, attention, group, kv_group=None):
+        super().__init__(attention, group, kv_group)
+        self.k_proj, self.v_proj = self.v_proj, self.k_proj
+
+
+class LargestOut(Plain):
+    def out(self, x):
+        return _function(_largest, lambda gradient, group: gradient)(x, self.group)
+
+
+class LargestGradient(Plain):
+    def into(self, x):
+        return _function(_same, _largest)(x, self.group)
+
+
+class LargestOfShared(Plain):
+    def shared(self, weight):
+        return weight if self.kv_group is None else _function(_same, _largest)(weight, self.kv_group)
+
+
 class SumsWeightsOnEveryKV(Plain):
     """f with no group at all sums over the world."""
 
@@ -307,6 +396,19 @@ WRONG = [
     (OfTheWorld, "wrong_group"),
     (Views, "whole_kept"),
     (SumsWeightsOnEveryKV, "kv_all_summed"),
+    (NotCausal, "no_mask"),
+    (NotScaled, "not_scaled"),
+    (NoRotary, "no_rotary"),
+    (RotatesQueriesAlone, "k_not_rotated"),
+    (RotatesKeysAlone, "q_not_rotated"),
+    (RotatesValues, "v_rotated"),
+    (KeysForValues, "k_v_swapped"),
+    (CutsHeadsByView, "heads_cut_wrongly"),
+    (JoinsHeadsAsTheyLie, "heads_not_moved_back"),
+    (KeysHaveValuesWeights, "other_weight"),
+    (LargestOut, "max_for_sum"),
+    (LargestGradient, "max_for_sum"),
+    (LargestOfShared, "max_for_sum"),
 ]
 
 

@@ -39,6 +39,10 @@ def _mean(x, group):
     return _summed(x, group) / dist.get_world_size(group)
 
 
+def _largest(x, group):
+    return _summed(x, group, dist.ReduceOp.MAX)
+
+
 # Right
 
 
@@ -216,6 +220,14 @@ def averages_the_gradient(x, group):
     return _function(_summed, _mean)(x, group)
 
 
+def largest_backward(x, group):
+    return _function(_same, _largest)(x, group)
+
+
+def largest_forward(x, group):
+    return _function(_largest, lambda gradient, group: gradient)(x, group)
+
+
 def a_constant(x, group):
     return _summed(x.detach(), group).requires_grad_()
 
@@ -242,6 +254,7 @@ F_WRONG = [
     (never_waits_backward, "not_waited"),
     (takes_parts_for_equal, "times_t"),
     (hooks_x_itself, "hooked_input"),
+    (largest_backward, "max_for_sum"),
     (returns_what_all_reduce_returns, "no_gradient"),
 ]
 G_WRONG = [
@@ -257,6 +270,7 @@ G_WRONG = [
     (divides_the_gradient, "gradient_divided"),
     (averages_the_gradient, "gradient_averaged"),
     (a_constant, "no_gradient"),
+    (largest_forward, "max_for_sum"),
     (reduces_to_one, ("wrong_output", "not_summed")),
 ]
 

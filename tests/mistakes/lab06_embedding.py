@@ -7,7 +7,7 @@ What is judged, and in which order, stands in `labkit.labs.lab06.embedding`.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab06_conjugate import _function, _summed, plain_g
+from lab06_conjugate import _function, _largest, _summed, plain_g
 from torch import nn
 
 from labkit.labs.lab06 import standins
@@ -175,6 +175,60 @@ class TokenByToken(Plain):
         return torch.stack([plain_g(self.own(row), self.group) for row in tokens])
 
 
+class LargestRows(Plain):
+    def forward(self, tokens):
+        return _function(_largest, lambda gradient, group: gradient)(self.own(tokens), self.group)
+
+
+class MaskTurnedAround(Plain):
+    def own(self, tokens):
+        local = tokens - self.begin
+        inside = (local >= 0) & (local < len(self.weight))
+        return self.weight[local.clamp(0, len(self.weight) - 1)] * ~inside[..., None]
+
+
+class CountsFromZero(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin = 0
+
+
+class CountsRanksByT(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin = self.rank * self.t
+
+
+class CountsByTheWholeTable(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin = self.rank * embedding.num_embeddings
+
+
+class CountsByHidden(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin = self.rank * embedding.embedding_dim
+
+
+class CountsByPlaceInTheWorld(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin = dist.get_rank() * len(self.weight)
+
+
+class OneTooFar(Plain):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.begin += 1
+
+
+class MasksAndDoesNotShift(Plain):
+    def own(self, tokens):
+        inside = (tokens >= self.begin) & (tokens < self.begin + len(self.weight))
+        return self.weight[tokens.clamp(0, len(self.weight) - 1)] * inside[..., None]
+
+
 class WrongRowsGiven(Plain):
     def __init__(self, embedding, group):
         super().__init__(embedding, dist.group.WORLD)
@@ -198,6 +252,15 @@ WRONG = [
     (AView, "whole_kept"),
     (TokenByToken, "too_many_calls"),
     (WrongRowsGiven, "wrong_group"),
+    (LargestRows, "max_for_sum"),
+    (MaskTurnedAround, "mask_inverted"),
+    (CountsFromZero, "offset_missing"),
+    (CountsRanksByT, "wrong_offset"),
+    (CountsByTheWholeTable, "no_row"),
+    (CountsByHidden, "other_row"),
+    (CountsByPlaceInTheWorld, "no_row"),
+    (OneTooFar, "other_row"),
+    (MasksAndDoesNotShift, "other_row"),
 ]
 
 

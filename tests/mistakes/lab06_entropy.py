@@ -6,7 +6,7 @@ What is judged, and in which order, stands in `labkit.labs.lab06.entropy`.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab06_conjugate import _function, _same, _summed, plain_g
+from lab06_conjugate import _function, _largest, _same, _summed, plain_g
 
 from labkit.labs.lab06 import standins
 
@@ -241,6 +241,75 @@ def gathers_logits(logits, targets, group):
     return F.cross_entropy(torch.cat(parts, -1).flatten(0, 1), targets.flatten())
 
 
+def _tokens(logits, targets, group, begin=None, of_total=plain_g, of_target=plain_g):
+    """Each token's loss. begin: the rank's first target, if not the right one."""
+    logits = logits - _maximum(logits, group)[..., None]
+    if begin is None:
+        begin = dist.get_rank(group) * logits.shape[-1]
+    local = targets - begin
+    inside = (local >= 0) & (local < logits.shape[-1])
+    target = _at(logits, local.clamp(0, logits.shape[-1] - 1)) * inside
+    return of_total(logits.exp().sum(-1), group).log() - of_target(target, group)
+
+
+def for_each_token(logits, targets, group):
+    return _tokens(logits, targets, group)
+
+
+def for_each_token_in_a_row(logits, targets, group):
+    return _tokens(logits, targets, group).flatten()
+
+
+def for_each_text(logits, targets, group):
+    return _tokens(logits, targets, group).mean(-1)
+
+
+def sum_of_positions(logits, targets, group):
+    return _tokens(logits, targets, group).sum(-1).mean()
+
+
+def minus_the_loss(logits, targets, group):
+    return -_tokens(logits, targets, group).mean()
+
+
+def counts_from_zero(logits, targets, group):
+    return _tokens(logits, targets, group, 0).mean()
+
+
+def counts_by_the_whole(logits, targets, group):
+    vocab = logits.shape[-1] * dist.get_world_size(group)
+    return _tokens(logits, targets, group, dist.get_rank(group) * vocab).mean()
+
+
+def counts_ranks_by_t(logits, targets, group):
+    return _tokens(logits, targets, group, dist.get_rank(group) * dist.get_world_size(group)).mean()
+
+
+def one_too_far(logits, targets, group):
+    return _tokens(logits, targets, group, dist.get_rank(group) * logits.shape[-1] + 1).mean()
+
+
+def counts_by_place_in_the_world(logits, targets, group):
+    return _tokens(logits, targets, group, dist.get_rank() * logits.shape[-1]).mean()
+
+
+def largest_of_sums(logits, targets, group):
+    return _tokens(logits, targets, group, of_total=_function(_largest, _unchanged)).mean()
+
+
+def largest_of_targets(logits, targets, group):
+    return _tokens(logits, targets, group, of_target=_function(_largest, _unchanged)).mean()
+
+
+def largest_of_all(logits, targets, group):
+    largest = _function(_largest, _unchanged)
+    return _tokens(logits, targets, group, of_total=largest, of_target=largest).mean()
+
+
+def _unchanged(gradient, group):
+    return gradient
+
+
 def sums_both_ways(logits, targets, group):
     logits = logits - _maximum(logits, group)[..., None]
     both = _function(_summed, _summed)
@@ -277,6 +346,19 @@ WRONG = [
     (upstream_ignored, "upstream_ignored"),
     (in_place, "changed_in_place"),
     (gathers_logits, "logits_gathered"),
+    (for_each_token, "per_token"),
+    (for_each_token_in_a_row, "per_token"),
+    (for_each_text, "per_row"),
+    (sum_of_positions, "positions_summed"),
+    (minus_the_loss, "negative"),
+    (counts_from_zero, "offset_missing"),
+    (counts_by_the_whole, "wrong_offset"),
+    (counts_ranks_by_t, "wrong_offset"),
+    (one_too_far, "wrong_offset"),
+    (counts_by_place_in_the_world, "wrong_group"),
+    (largest_of_sums, "max_for_sum"),
+    (largest_of_targets, "max_for_sum"),
+    (largest_of_all, "max_for_sum"),
 ]
 
 

@@ -378,7 +378,20 @@ class NotScaledBack(Ring):
         return dq / self.scale(given[0]), dk / self.scale(given[0]), dv
 
 
+class GradientsSwapped(Ring):
+    def backward(self, *given):
+        dq, dk, dv = super().backward(*given)
+        return dq, dv, dk
+
+
+class ValuesForKeys(Ring):
+    def forward(self, q, k, v, group):
+        return super().forward(q, v, k, group)
+
+
 WRONG = [
+    (_of(GradientsSwapped), "kv_gradients_swapped"),
+    (_of(ValuesForKeys), "k_v_swapped"),
     (receives_first, "recv_first"),
     (last_sends_first, "uneven_hops"),
     (_of(NoDelta), "delta_missing"),

@@ -6,7 +6,7 @@ What is judged, and in which order, stands in `labkit.labs.lab06.sequence`.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lab06_conjugate import _function, _same, _summed, plain_f
+from lab06_conjugate import _function, _largest, _same, _summed, plain_f
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -247,6 +247,87 @@ class SumsAgain(Plain):
         return _function(_scattered, lambda x, group: _gathered(x, group) * self.t)(x, self.group)
 
 
+class UpForGate(Plain):
+    def __init__(self, norm, mlp, group, keep=True):
+        super().__init__(norm, mlp, group, keep)
+        self.gate, self.up = self.up, self.gate
+
+
+class Variant(Plain):
+    """Plain, with something else in the place of what stands between the products."""
+
+    def between(self, gate, up):
+        return F.silu(gate) * up
+
+    def forward(self, x):
+        return self.out(F.linear(self.between(*self.into(self.norm(x))), self.down))
+
+
+class GateAndUpSwapped(Variant):
+    def between(self, gate, up):
+        return gate * F.silu(up)
+
+
+class NoSilu(Variant):
+    def between(self, gate, up):
+        return gate * up
+
+
+class SiluOfAll(Variant):
+    def between(self, gate, up):
+        return F.silu(gate * up)
+
+
+class AddsX(Plain):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class WeightAlone(Plain):
+    def norm(self, x):
+        return x * self.weight_of_norm()
+
+
+class NoWeight(Plain):
+    def norm(self, x):
+        return F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+
+class NoEps(Plain):
+    def norm(self, x):
+        return self.weight_of_norm() * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)))
+
+
+class ALayerNorm(Plain):
+    def norm(self, x):
+        return F.layer_norm(x, x.shape[-1:], self.weight_of_norm(), eps=self.eps)
+
+
+def _largest_scattered(x, group):
+    parts = [part.contiguous() for part in x.chunk(dist.get_world_size(group), 1)]
+    mine = torch.empty_like(parts[0])
+    dist.reduce_scatter(mine, parts, op=dist.ReduceOp.MAX, group=group)
+    return mine
+
+
+class LargestOut(Plain):
+    def out(self, x):
+        return _function(_largest_scattered, _gathered)(x, self.group)
+
+
+class LargestGradient(Plain):
+    def into(self, x):
+        if not self.keep:
+            return super().into(x)
+        x = _function(_gathered, _largest_scattered)(x, self.group)
+        return F.linear(x, self.gate), F.linear(x, self.up)
+
+
+class LargestOfNorm(Plain):
+    def weight_of_norm(self):
+        return _function(_same, _largest)(self.norm_weight, self.group)
+
+
 WRONG = [
     (NormAlone, "norm_not_summed"),
     (NormMean, "norm_mean"),
@@ -265,6 +346,18 @@ WRONG = [
     (GateByColumns, "wrong_dim"),
     (Views, "whole_kept"),
     (SumsAgain, "gradient_summed"),
+    (UpForGate, "other_weight"),
+    (GateAndUpSwapped, "gate_up_swapped"),
+    (NoSilu, "no_silu"),
+    (SiluOfAll, "silu_of_product"),
+    (AddsX, "residual"),
+    (WeightAlone, "no_norm"),
+    (NoWeight, "norm_weight_missing"),
+    (NoEps, "eps_missing"),
+    (ALayerNorm, "mean_taken_off"),
+    (LargestOut, "max_for_sum"),
+    (LargestGradient, "max_for_sum"),
+    (LargestOfNorm, "max_for_sum"),
 ]
 
 

@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import labkit.labs.lab06.attention_core as attention_core
 import labkit.labs.lab06.modules as modules
 import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.exercise import Verdict, right
 from labkit.labs.lab02.models import one_thread
-from labkit.labs.lab06.functions import in_groups
+from labkit.labs.lab06.functions import in_groups, largest_in_groups
 from labkit.labs.lab06.in_rank import Plan
 from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
@@ -24,6 +25,7 @@ from labkit.labs.lab06.told import Due, Mistake
 NAME = "ParallelAttention"
 HEADS, HEAD_DIM = 16, 4
 _NAMES = ("o_proj", "q_proj", "k_proj", "v_proj")
+_MAX = "the largest of the ranks' parts is taken: they add up, so all_reduce with op=SUM, its default."
 
 
 def judge(cls: Callable, seed: int) -> Verdict:
@@ -88,6 +90,7 @@ def _of(module: Any, gradient: bool = False) -> dict[str, Any]:
 def _weights(case: Case) -> Due:
     plan = case.plan
     whole = _of(_whole(case))
+    named = {f"{name}.weight": weight for name, weight in whole.items()}
     cut = [_cut(case, rank, whole) for rank in range(plan.world)]
     values = {f"{name}.weight": [each[name] for each in cut] for name in _NAMES}
     first = "every rank has the first block of heads: rank r has the r-th of t."
@@ -106,7 +109,7 @@ def _weights(case: Case) -> Due:
             ]
 
     def explain(name: str, got: list) -> tuple[str, str]:
-        return told.foreign(got, whole[name.split(".")[0]])
+        return told.foreign(got, values[name], name, named)
 
     return Due(values, known, explain=explain)
 
@@ -189,6 +192,7 @@ def _calls(case: Case, number: int) -> Due:
     t, world, sharing = plan.t, plan.world, plan.sharing
     with one_thread():
         own, by_kv, dealt = _local(case, number), _by_kv(case, number), _dealt_kv(case, number)
+        of_core = _of_core(case, number)
         serial = [_run(_whole(case), *case.asks[number][rank]) for rank in range(0, world, t)]
         doubled = [
             _run(_whole(case), (t * inputs[0], *inputs[1:]), gradient) for inputs, gradient in case.asks[number][::t]
@@ -209,6 +213,7 @@ def _calls(case: Case, number: int) -> Due:
             f_forward,
             Mistake("kv_dealt_out", order, in_groups(dealt, t)),
             Mistake("kv_summed_forward", forward, [_times_kv(case, number, rank) for rank in range(world)]),
+            *of_core,
         ],
         "input gradient": [*_of_input(of_x, t, world), *_of_kv_paths(of_x, by_kv, sharing, t)],
     }
@@ -224,11 +229,23 @@ def _calls(case: Case, number: int) -> Due:
     return Due(values, mistakes)
 
 
+def _of_core(case: Case, number: int) -> list[Mistake]:
+    """Mistakes inside a head, the same on every rank."""
+    whole, parts = _of(_whole(case)), []
+    for rank, (inputs, _) in enumerate(case.asks[number]):
+        parts.append(attention_core.outputs(_cut(case, rank, whole), HEAD_DIM, *inputs))
+    return [
+        Mistake(cause, sentence, in_groups([each[cause] for each in parts], case.plan.t))
+        for cause, sentence in attention_core.SENTENCES.items()
+    ]
+
+
 def _of_output(parts: list[Any], t: int, world: int) -> list[Mistake]:
     sums = in_groups(parts, t)
     return [
         Mistake("no_g", "the output is that of the rank's own heads: g sums it over ranks.", parts),
         Mistake("averaged", "the ranks' outputs are averaged: heads add up.", [each / t for each in sums]),
+        Mistake("max_for_sum", _MAX, largest_in_groups(parts, t)),
         Mistake("wrong_group", "g sums over the world: give it the group.", in_groups(parts, world)),
     ]
 
@@ -240,6 +257,7 @@ def _of_input(parts: list[Any], t: int, world: int) -> list[Mistake]:
     return [
         Mistake("no_f", missing, parts),
         Mistake("averaged", mean, [each / t for each in sums]),
+        Mistake("max_for_sum", _MAX, largest_in_groups(parts, t)),
         Mistake("f_twice", "x's gradient is summed over ranks twice.", [each * t for each in sums]),
         Mistake("wrong_group", "f sums over the world: give it the group.", in_groups(parts, world)),
     ]
@@ -268,6 +286,7 @@ def _of_shared(parts: list[Any], sharing: int, t: int, world: int) -> list[Mista
     return [
         Mistake("kv_not_shared", alone, parts),
         Mistake("kv_mean", mean, [each / sharing for each in sums]),
+        Mistake("max_for_sum", _MAX, largest_in_groups(parts, sharing)),
         *over,
     ]
 

@@ -14,13 +14,14 @@ import labkit.labs.lab06.modules as modules
 import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.exercise import Verdict, right
-from labkit.labs.lab06.functions import in_groups
+from labkit.labs.lab06.functions import in_groups, largest_in_groups
 from labkit.labs.lab06.in_rank import Plan
 from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
 
 NAME = "VocabParallelEmbedding"
 HIDDEN = 48
+_OFFSET = "rank r of t has the rows from r * vocab/t on, and counts them from there."
 _SENTENCES = {
     "no_all_reduce": "only tokens of the rank's own range have their row: all_reduce the rest.",
     "not_masked": "a token outside the rank's range brings a row all the same: it must bring zeros.",
@@ -28,6 +29,10 @@ _SENTENCES = {
     "last_row_lost": "the last row of each range is taken for outside: it is begin <= token < end.",
     "mask_unseen": "others' tokens bring zeros, and autograd does not know: the row put in their place gets their "
     "gradient. Mask by an op that autograd sees.",
+    "mask_inverted": "the rank's own tokens bring zeros and all others a row: the mask is the wrong way round.",
+    "offset_missing": f"every rank takes tokens 0 to vocab/t - 1 for its own: {_OFFSET}",
+    "wrong_offset": f"rank r takes tokens from r * t on for its own: {_OFFSET}",
+    "max_for_sum": "the largest of the ranks' numbers comes out, and a 0 is larger than a row's negative ones: add up.",
     "averaged": "one rank has the row and the others zeros: add, do not average.",
     "wrong_group": "rows are summed over the world: give all_reduce group=group.",
     "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
@@ -72,7 +77,8 @@ def _weights(case: Case) -> Due:
         Mistake("first_shard", first, [values[0]] * world),
         Mistake("interleaved", "rows are dealt out one by one: rank r has the r-th block, in one piece.", strided),
     ]
-    return Due({"weight": values}, {"weight": known}, explain=lambda name, got: told.foreign(got, table))
+    whole = {"weight": table}
+    return Due({"weight": values}, {"weight": known}, explain=lambda name, got: told.foreign(got, values, name, whole))
 
 
 def _shapes(case: Case, got: dict, due: dict) -> tuple[str, str] | None:
@@ -92,40 +98,85 @@ def _calls(case: Case, number: int) -> Due:
     table, t, world = _table(case), case.plan.t, case.plan.world
     rows = len(table) // t
     tokens = [inputs[0] for inputs, _ in case.asks[number]]
-    blocks = [wholes.block(table, rank % t, t) for rank in range(world)]
     local = [each - rank % t * rows for rank, each in enumerate(tokens)]
-    inside = [((each >= 0) & (each < rows))[..., None] for each in local]
-    parts = [block[each.clamp(0, rows - 1)] * mask for block, each, mask in zip(blocks, local, inside, strict=True)]
-    clamped = [block[each.clamp(0, rows - 1)] for block, each in zip(blocks, local, strict=True)]
-    wrapped = [block[each % rows] for block, each in zip(blocks, local, strict=True)]
-    at_zero = [block[each * mask[..., 0]] for block, each, mask in zip(blocks, local, inside, strict=True)]
-    without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
-    without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
     whole = [torch.nn.functional.embedding(each, table) for each in tokens]
-    puts = [at * mask[..., 0] for at, mask in zip(local, inside, strict=True)], [y.clamp(0, rows - 1) for y in local]
+    puts = [y * ((y >= 0) & (y < rows)) for y in local], [y.clamp(0, rows - 1) for y in local]
     grads = []
     for rank, (_, gradient) in enumerate(case.asks[number]):
         full = torch.zeros_like(table).index_add_(0, tokens[rank].flatten(), gradient.flatten(0, 1))
         grads.append(wholes.block(full, rank % t, t))
-    sums = in_groups(parts, t)
-    of_output = [
-        ("no_all_reduce", parts),
-        *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
-        *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
-        ("first_row_lost", in_groups(without_first, t)),
-        ("last_row_lost", in_groups(without_last, t)),
-        ("averaged", [each / t for each in sums]),
-        ("wrong_group", in_groups(parts, world)),
-    ]
     mistakes = {
-        "output": told.known(_SENTENCES, *of_output),
+        "output": _of_output([wholes.block(table, rank % t, t) for rank in range(world)], tokens, local, t),
         "gradient of weight": told.known(
             _SENTENCES,
             ("gradient_summed", [t * each for each in grads]),
             *(("mask_unseen", _unmasked(case, number, put)) for put in puts),
         ),
     }
-    return Due({"output": whole, "gradient of weight": grads}, mistakes)
+
+    def explain(name: str, got: list) -> tuple[str, str] | None:
+        return _other_rows(got, tokens, table) if name == "output" else None
+
+    return Due({"output": whole, "gradient of weight": grads}, mistakes, explain=explain)
+
+
+def _of_output(blocks: list[Any], tokens: list[Any], local: list[Any], t: int) -> list[Mistake]:
+    """By rank: its block of the table, tokens, and tokens counted from its first one."""
+    world, rows = len(blocks), len(blocks[0])
+    inside = [((each >= 0) & (each < rows))[..., None] for each in local]
+    clamped = [block[each.clamp(0, rows - 1)] for block, each in zip(blocks, local, strict=True)]
+    parts = [each * mask for each, mask in zip(clamped, inside, strict=True)]
+    wrapped = [block[each % rows] for block, each in zip(blocks, local, strict=True)]
+    at_zero = [block[each * mask[..., 0]] for block, each, mask in zip(blocks, local, inside, strict=True)]
+    without_first = [part * (each > 0)[..., None] for part, each in zip(parts, local, strict=True)]
+    without_last = [part * (each < rows - 1)[..., None] for part, each in zip(parts, local, strict=True)]
+    return told.known(
+        _SENTENCES,
+        ("no_all_reduce", parts),
+        *(("not_masked", in_groups(each, t)) for each in (clamped, wrapped, at_zero)),
+        *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
+        ("first_row_lost", in_groups(without_first, t)),
+        ("last_row_lost", in_groups(without_last, t)),
+        ("mask_inverted", in_groups([y * ~mask for y, mask in zip(clamped, inside, strict=True)], t)),
+        ("offset_missing", in_groups(_looked_up(blocks, tokens, 0, t), t)),
+        ("wrong_offset", in_groups(_looked_up(blocks, tokens, t, t), t)),
+        ("max_for_sum", largest_in_groups(parts, t)),
+        ("averaged", [each / t for each in in_groups(parts, t)]),
+        ("wrong_group", in_groups(parts, world)),
+    )
+
+
+def _looked_up(blocks: list[Any], tokens: list[Any], step: int, t: int) -> list[Any]:
+    """Per rank the rows that it brings where it takes its block to begin at token (rank in the group) * step."""
+    found = []
+    for rank, (block, each) in enumerate(zip(blocks, tokens, strict=True)):
+        row = each - rank % t * step
+        inside = (row >= 0) & (row < len(block))
+        found.append(block[row.clamp(0, len(block) - 1)] * inside[..., None])
+    return found
+
+
+def _other_rows(got: list[Any], tokens: list[Any], table: Any) -> tuple[str, str] | None:
+    """What is to be told where all that comes out are rows of the table or zeros, on every rank; else None."""
+    import torch
+
+    rows = torch.cat([table, torch.zeros_like(table[:1])])
+    wrong = []
+    for out, due in zip(got, tokens, strict=True):
+        if out.shape != (*due.shape, table.shape[1]):
+            return None
+        off = torch.cdist(out.flatten(0, 1), rows, compute_mode="donot_use_mm_for_euclid_dist")
+        least, row = off.min(-1)
+        if float(least.max()) > told.RTOL * float(table.abs().max()):
+            return None
+        wrong += [(token, at) for token, at in zip(due.flatten().tolist(), row.tolist(), strict=True) if at != token]
+    if not wrong:
+        return None
+    others = [(token, at) for token, at in wrong if at < len(table)]
+    if others:
+        token, at = others[0]
+        return "other_row", f"token {token} gets the row of token {at}: {_OFFSET}"
+    return "no_row", f"token {wrong[0][0]} gets zeros, as if no rank took it for its own: {_OFFSET}"
 
 
 def _unmasked(case: Case, number: int, put: list[Any]) -> list[Any]:

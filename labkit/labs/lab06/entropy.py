@@ -12,34 +12,19 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import labkit.labs.lab06.entropy_told as entropy_told
 import labkit.labs.lab06.functions as functions
 import labkit.labs.lab06.seen as seen
 import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
-from labkit.labs.lab06.functions import Case, Task, in_groups
-from labkit.labs.lab06.told import Due, Mistake
+from labkit.labs.lab06.functions import Case, Task
+from labkit.labs.lab06.told import Due
 
 NAME = "vocab_parallel_cross_entropy"
 MOST_CALLS = 3
 LARGEST_EXPONENT = 88.0  # exp of more is inf in fp32
-_SENTENCES = {
-    "gradient_summed": "the gradient comes t times: a sum's backward passes it on, and nothing sums it again.",
-    "target_detached": "the target's logit has no part in the gradient: it takes 1 off its softmax.",
-    "sum_detached": "the sum of exponentials has no part in the gradient: that part is the softmax.",
-    "local_softmax": "the gradient is made with the rank's own sum of exponentials: divide by that of all.",
-    "target_not_masked": "a target outside the rank's range counts here all the same: it must bring 0.",
-    "not_mean": "this is the sum over tokens: the loss is their mean.",
-    "upstream_ignored": "the gradient that backward is given is not used: multiply by it.",
-    "local_maximum": "each rank takes its own maximum off: exponentials add up only with the same one, so MAX first.",
-    "sum_not_reduced": "the exponentials of the rank's own logits alone are summed: all_reduce that sum.",
-    "target_not_reduced": "the target's logit is known to one rank alone: all_reduce it.",
-    "local_losses": "each rank makes a loss of its own logits: the sum over all ranks comes before the log.",
-    "divided": "the loss is divided by t: every rank has the loss of all tokens already.",
-    "maximum_in_graph": "the maximum has a part in the gradient: it is a constant, so take it of logits.detach().",
-    "maximum_left_out": "the maximum is taken off the exponentials and not off the target's logit.",
-}
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
@@ -98,7 +83,7 @@ def _calls(case: Case, number: int) -> Due:
     scaled = [up / count for up in ups]
     pairs = list(zip(soft, hot, scaled, strict=True))
     of_gradient = told.known(
-        _SENTENCES,
+        entropy_told.SENTENCES,
         ("gradient_summed", [t * each for each in grads]),
         ("target_detached", [p * up for p, _, up in pairs]),
         ("sum_detached", [-y * up for _, y, up in pairs]),
@@ -108,7 +93,7 @@ def _calls(case: Case, number: int) -> Due:
         ("maximum_in_graph", [_through_maximum(each, x) for each, x in zip(grads, logits, strict=True)]),
         ("upstream_ignored", [each / up for each, up in zip(grads, ups, strict=True)]),
     )
-    mistakes = {"output": _of_loss(logits, local, loss, t), "input gradient": of_gradient}
+    mistakes = {"output": entropy_told.of_loss(logits, targets, t), "input gradient": of_gradient}
     none = {"input gradient": ("no_gradient", "rank {rank}'s logits have no gradient: backward did not reach them.")}
     large = max(float(each.max()) for each in logits) > LARGEST_EXPONENT
 
@@ -121,70 +106,6 @@ def _calls(case: Case, number: int) -> Due:
 def _through_maximum(gradient: Any, logits: Any) -> Any:
     """The gradient where the rank's maximum is in the graph: what its logits ask comes off its largest one, too."""
     return gradient.scatter_add(-1, logits.argmax(-1, keepdim=True), -gradient.sum(-1, keepdim=True))
-
-
-def _of_loss(logits: list, local: list, loss: list, t: int) -> list[Mistake]:
-    import torch
-
-    world, rows, count = len(logits), logits[0].shape[-1], local[0].numel()
-    inside = [(y >= 0) & (y < rows) for y in local]
-    tops = [x.amax(-1) for x in logits]
-    top = [torch.stack(tops[rank // t * t : (rank // t + 1) * t]).amax(0) for rank in range(world)]
-    sums = [(x - m[..., None]).exp().sum(-1) for x, m in zip(logits, top, strict=True)]
-    all_sums = in_groups(sums, t)
-    own_sums = in_groups([(x - m[..., None]).exp().sum(-1) for x, m in zip(logits, tops, strict=True)], t)
-    clamped = [_at(y.clamp(0, rows - 1), x) for x, y in zip(logits, local, strict=True)]
-    wrapped = [_at(y % rows, x) for x, y in zip(logits, local, strict=True)]
-    masked = [each * mask for each, mask in zip(clamped, inside, strict=True)]
-    shifted = [(each - m) * mask for each, m, mask in zip(clamped, top, inside, strict=True)]
-    shifted_own = [(each - m) * mask for each, m, mask in zip(clamped, tops, inside, strict=True)]
-    targets = in_groups(masked, t)
-
-    rest = plus(targets, top)
-    return [
-        *_of_local(logits, local, t),
-        *told.known(
-            _SENTENCES,
-            ("local_maximum", _losses(own_sums, in_groups(shifted_own, t))),
-            ("local_maximum", _losses(own_sums, plus(targets, tops))),
-            ("sum_not_reduced", _losses(sums, in_groups(shifted, t))),
-            ("sum_not_reduced", _losses(sums, rest)),
-            ("target_not_masked", _losses(all_sums, in_groups(plus(clamped, top), t))),
-            ("target_not_masked", _losses(all_sums, plus(in_groups(clamped, t), top))),
-            ("target_not_masked", _losses(all_sums, in_groups(plus(wrapped, top), t))),
-            ("target_not_masked", _losses(all_sums, plus(in_groups(wrapped, t), top))),
-            ("target_not_reduced", _losses(all_sums, shifted)),
-            ("target_not_reduced", _losses(all_sums, plus(masked, top))),
-            ("not_mean", [each * count for each in loss]),
-            ("divided", [each / t for each in loss]),
-            ("maximum_left_out", _losses(all_sums, targets)),
-        ),
-    ]
-
-
-def _at(y: Any, x: Any) -> Any:
-    return x.gather(-1, y[..., None])[..., 0]
-
-
-def _losses(sums: list, parts: list) -> list[Any]:
-    return [(total.log() - part).mean() for total, part in zip(sums, parts, strict=True)]
-
-
-def plus(parts: list, less: list) -> list[Any]:
-    """Each part less what belongs to it."""
-    return [part - each for part, each in zip(parts, less, strict=True)]
-
-
-def _of_local(logits: list, local: list, t: int) -> list[Mistake]:
-    """A loss of the rank's own logits alone, with targets that are clamped or wrapped into its range."""
-    import torch.nn.functional as F
-
-    rows, found = logits[0].shape[-1], []
-    for into in (lambda y: y.clamp(0, rows - 1), lambda y: y % rows):
-        losses = [F.cross_entropy(x.flatten(0, 1), into(y).flatten()) for x, y in zip(logits, local, strict=True)]
-        means = [each / t for each in in_groups(losses, t)]
-        found += told.known(_SENTENCES, ("local_losses", means), ("local_losses", losses))
-    return found
 
 
 def _not_finite(name: str, got: list, large: bool) -> tuple[str, str] | None:

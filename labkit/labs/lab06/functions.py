@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import labkit.labs.lab06.asking as asking
 import labkit.labs.lab06.in_rank as in_rank
 import labkit.labs.lab06.seen as seen
 import labkit.labs.lab06.told as told
 from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
-from labkit.check.honesty import honest
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,8 @@ class Task:
 
 def judged(fn: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | None, list[Observed]]:
     """(the first failure or None, what was seen of each case)."""
-    all_seen = []
-    for case in cases:
-        observed = observe(fn, task, case)
-        found = told.ran(task, case, observed) or _values(task, case, observed)
-        if found is not None:
-            raced = found.stage == "values" and seen.waited(observed, case.tried, "values")
-            return raced or found, all_seen
-        all_seen.append(observed)
-    for question in (_recorded, _waited, _record, _honest):
-        for case, observed in zip(cases, all_seen, strict=True):
-            found = question(task, case, observed)
-            if found is not None:
-                return found, all_seen
-    return None, all_seen
+    then = (_recorded, asking.waited, _record, asking.honestly)
+    return asking.in_turn(task, cases, lambda case: observe(fn, task, case), (_values,), then)
 
 
 def observe(fn: Callable, task: Task, case: Case) -> Observed:
@@ -97,10 +85,6 @@ def _recorded(task: Task, case: Case, observed: Observed) -> Verdict | None:
     return seen.recorded(observed, len(case.asks), case.tried, made=False)
 
 
-def _waited(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    return seen.waited(observed, case.tried)
-
-
 def _record(task: Task, case: Case, observed: Observed) -> Verdict | None:
     for rank, record in enumerate(observed.records):
         for number, part in enumerate(seen.parts(record, len(case.asks), made=False)):
@@ -110,11 +94,15 @@ def _record(task: Task, case: Case, observed: Observed) -> Verdict | None:
     return None
 
 
-def _honest(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    return honest(observed, case.tried)
-
-
 def in_groups(parts: Sequence[Any], t: int) -> list[Any]:
     """Per rank the sum over its group of t."""
     sums = [sum(parts[begin : begin + t]) for begin in range(0, len(parts), t)]
     return [sums[rank // t] for rank in range(len(parts))]
+
+
+def largest_in_groups(parts: Sequence[Any], t: int) -> list[Any]:
+    """Per rank, element by element, the largest of its group of t: what op=MAX gives."""
+    import torch
+
+    tops = [torch.stack(list(parts[begin : begin + t])).amax(0) for begin in range(0, len(parts), t)]
+    return [tops[rank // t] for rank in range(len(parts))]

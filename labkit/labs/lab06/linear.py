@@ -17,7 +17,7 @@ import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.exercise import Verdict, right
 from labkit.labs.lab02.models import one_thread
-from labkit.labs.lab06.functions import in_groups
+from labkit.labs.lab06.functions import in_groups, largest_in_groups
 from labkit.labs.lab06.in_rank import Plan
 from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
@@ -34,7 +34,9 @@ _ROW_SENTENCES = {
     "bias_t_times": "the bias is added on every rank before the sum, so t times: add it after.",
     "no_all_reduce": "the rank returns its own part of the sum: all_reduce adds up the others'.",
     "averaged": "parts of a sum are averaged: they add up.",
+    "max_for_sum": "the largest of the ranks' parts comes out: they add up, so all_reduce with op=SUM, its default.",
     "bias_missing": "the bias is not added.",
+    "bias_divided": "the bias is divided by t: after the sum it is added once on each rank, so it stays whole.",
     "wrong_group": "parts of all ranks of the world are summed: give all_reduce group=group.",
     "gradient_summed": "the output's gradient is the same on all ranks and is summed again in backward: pass it on.",
     "bias_on_one_rank": "one rank alone adds the bias: the others have no gradient for it, and their copies stay.",
@@ -120,9 +122,12 @@ def _weights(case: Case) -> Due:
         values["bias"] = biases
         if plan.kind == "column":
             known["bias"] = [Mistake("first_shard", first, [wholes.block(bias, 0, t)] * world)]
+        else:
+            known["bias"] = told.known(_ROW_SENTENCES, ("bias_divided", [each / t for each in biases]))
+    whole = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def explain(name: str, got: list) -> tuple[str, str]:
-        return told.foreign(got, weight if name == "weight" else bias)
+        return told.foreign(got, values[name], name, whole)
 
     return Due(values, known, explain=explain)
 
@@ -215,6 +220,7 @@ def _calls_row(case: Case, number: int) -> Due:
     of_output = [
         ("no_all_reduce", [p + b for p in partial]),
         ("averaged", [each / t + b for each in sums]),
+        ("max_for_sum", [each + b for each in largest_in_groups(partial, t)]),
         ("bias_missing", sums),
         ("wrong_group", [each + b for each in in_groups(partial, world)]),
     ]
@@ -226,7 +232,8 @@ def _calls_row(case: Case, number: int) -> Due:
     if bias is None:
         return Due(values, mistakes)
     due = values["gradient of bias"]
-    mistakes["output"] += told.known(_ROW_SENTENCES, ("bias_t_times", [each + t * b for each in sums]))
+    of_bias = [("bias_t_times", [each + t * b for each in sums]), ("bias_divided", [each + b / t for each in sums])]
+    mistakes["output"] += told.known(_ROW_SENTENCES, *of_bias)
     mistakes["gradient of bias"] = told.known(
         _ROW_SENTENCES,
         ("bias_on_one_rank", [g * (rank % t == 0) for rank, g in enumerate(due)]),

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import labkit.labs.lab06.asking as asking
 import labkit.labs.lab06.in_rank as in_rank
 import labkit.labs.lab06.seen as seen
 import labkit.labs.lab06.told as told
 from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
-from labkit.check.honesty import honest
 from labkit.labs.lab06.in_rank import Plan
 
 
@@ -55,20 +55,8 @@ class Task:
 
 def judged(cls: Callable, task: Task, cases: Sequence[Case]) -> tuple[Verdict | None, list[Observed]]:
     """(the first failure or None, what was seen of each case)."""
-    all_seen = []
-    for case in cases:
-        observed = observe(cls, case)
-        found = told.ran(task, case, observed) or _shapes(task, case, observed) or _values(task, case, observed)
-        if found is not None:
-            raced = found.stage == "values" and seen.waited(observed, case.tried, "values")
-            return raced or found, all_seen
-        all_seen.append(observed)
-    for question in (_recorded, _waited, _communication, _kept, _work, _honest):
-        for case, observed in zip(cases, all_seen, strict=True):
-            found = question(task, case, observed)
-            if found is not None:
-                return found, all_seen
-    return None, all_seen
+    then = (_recorded, asking.waited, _communication, _kept, _work, asking.honestly)
+    return asking.in_turn(task, cases, lambda case: observe(cls, case), (_shapes, _values), then)
 
 
 def observe(cls: Callable, case: Case) -> Observed:
@@ -114,10 +102,6 @@ def _recorded(task: Task, case: Case, observed: Observed) -> Verdict | None:
     return seen.recorded(observed, len(case.asks), case.tried)
 
 
-def _waited(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    return seen.waited(observed, case.tried)
-
-
 def _communication(task: Task, case: Case, observed: Observed) -> Verdict | None:
     for rank, record in enumerate(observed.records):
         begin, made = in_rank.marks(record)[:2]
@@ -142,10 +126,6 @@ def _kept(task: Task, case: Case, observed: Observed) -> Verdict | None:
 def _work(task: Task, case: Case, observed: Observed) -> Verdict | None:
     count = len(case.asks)
     return seen.work_is_cut(observed, [task.flops(case, number) for number in range(count)], count, case.tried)
-
-
-def _honest(task: Task, case: Case, observed: Observed) -> Verdict | None:
-    return honest(observed, case.tried)
 
 
 def one_all_reduce(

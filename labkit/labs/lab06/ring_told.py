@@ -79,6 +79,7 @@ def calls(case: Case, number: int) -> Due:
                 of_rank = _own_part(q, k, v, gradient, scale, rank, n)
                 for at in (1, 2):
                     of = known[names[at + 1]]
+                    of.setdefault("kv_gradients_swapped", []).append(own(full[4 - at], rank, n))
                     of.setdefault("kv_not_returned", []).append(own(of_rank[at + 1], rank, n))
                     of.setdefault("kv_not_home", []).append(own(full[at + 1], (rank + 1) % n, n))
                     of.setdefault("kv_not_home behind", []).append(own(full[at + 1], (rank - 1) % n, n))
@@ -142,6 +143,7 @@ def _outputs(q: Any, k: Any, v: Any, scale: float, rank: int, n: int) -> dict[st
         "own_only": _attend(queries, k[:, :, mine], v[:, :, mine], own_alone, scale),
         "hop_missing": attended(without_last),
         "not_scaled": attended(causal, 1.0),
+        "k_v_swapped": _attend(queries, v[:, :, keys], k[:, :, keys], causal, scale),
         "not_rescaled": _not_rescaled(queries, k, v, mine, hops, scale),
         "not_rescaled chunks": _not_rescaled(queries, k, v, mine, chunks, scale),
         "not_rescaled values": _not_rescaled(queries, k, v, mine, hops, scale, "values"),
@@ -188,10 +190,12 @@ _SENTENCES = {
     "own_only": "queries see the rank's own keys alone: the others' come round the ring.",
     "hop_missing": "the keys of the last hop are not used: n-1 hops and the own ones make n.",
     "not_scaled": "scores are not divided by the square root of head_dim.",
+    "k_v_swapped": "keys are taken for values and values for keys.",
     "not_rescaled": "when the maximum rises, what was summed so far must be multiplied by exp(old - new).",
     "softmaxes_mixed": "softmaxes of single blocks are added up: keep maximum and sum, and divide once at the end.",
     "delta_missing": "softmax's backward is P * (dP - D), D each row's sum of gradient times output: D is missing.",
     "not_scaled_back": "backward multiplies by the scale that forward gave the scores: here it does not.",
+    "kv_gradients_swapped": "k has the gradient of v, and v that of k: backward gives them in the order q, k, v.",
     "kv_not_returned": "k and v get the gradient of the rank's own queries alone: others' parts travel with them home.",
     "kv_not_home": "gradients of k and v stay where the ring left them: one more hop brings them home.",
 }

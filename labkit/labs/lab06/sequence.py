@@ -14,13 +14,14 @@ from typing import Any
 
 import labkit.labs.lab06.modules as modules
 import labkit.labs.lab06.seen as seen
+import labkit.labs.lab06.sequence_core as sequence_core
 import labkit.labs.lab06.told as told
 import labkit.labs.lab06.wholes as wholes
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.labs.lab02.models import one_thread
 from labkit.labs.lab04.training import held_at
-from labkit.labs.lab06.functions import in_groups
+from labkit.labs.lab06.functions import in_groups, largest_in_groups
 from labkit.labs.lab06.in_rank import Plan
 from labkit.labs.lab06.modules import Case, Task
 from labkit.labs.lab06.told import Due, Mistake
@@ -32,6 +33,7 @@ _NAMES = {"norm_weight": 0, "gate": 0, "up": 0, "down": 1}
 _SENTENCES = {
     "no_reduce": "a rank's own part of the sum comes out: reduce_scatter adds up the others'.",
     "averaged": "parts of a sum are averaged: they add up.",
+    "max_for_sum": "the largest of the ranks' parts is taken: they add up, so op=SUM, which is the default.",
     "no_reduce_backward": "x's gradient is that of the rank's own weights: backward reduce_scatters it.",
     "gradient_summed": "gradients come t times: reduce_scatter sums them once, and nothing else does.",
     "norm_not_summed": "each rank's positions give a part of the norm weight's gradient: sum it over the group (by f).",
@@ -98,7 +100,7 @@ def _weights(case: Case) -> Due:
     cuts = [name for name in _NAMES if name != "norm_weight"]
     known = {name: [Mistake("first_shard", first, [cut[0][name]] * case.plan.world)] for name in cuts}
     values = {name: [each[name] for each in cut] for name in _NAMES}
-    return Due(values, known, explain=lambda name, got: told.foreign(got, whole[name]))
+    return Due(values, known, explain=lambda name, got: told.foreign(got, values[name], name, whole))
 
 
 def _shapes(case: Case, got: dict, due: dict) -> tuple[str, str] | None:
@@ -143,6 +145,7 @@ def _calls(case: Case, number: int) -> Due:
             x, gradient = torch.cat([i[0] for i, _ in parts], 1), torch.cat([g for _, g in parts], 1)
             own = [_run(x, gradient, _cut(case, whole, begin + place), eps) for place in range(t)]
             group.append((x, gradient, _run(x, gradient, whole, eps), own))
+        others = _others(case, group, whole, eps)
     values: dict[str, list[Any]] = {"output": [], "input gradient": []}
     alone: dict[str, list[Any]] = {"output": [], "input gradient": []}
     for rank in range(world):
@@ -155,7 +158,35 @@ def _calls(case: Case, number: int) -> Due:
         whole_grads = [{n: each[2][f"gradient of {n}"] for n in _NAMES} for each in group]
         values[key] = [_cut(case, whole_grads[rank // t], rank)[name] for rank in range(world)]
     parts = _norm_parts(case, group, eps)
-    return Due(values, _mistakes(values, alone, parts, t, world))
+    known = _mistakes(values, alone, parts, t, world)
+    return Due(values, {name: [*mistakes, *others.get(name, ())] for name, mistakes in known.items()})
+
+
+def _others(case: Case, group: list, whole: dict[str, Any], eps: float) -> dict[str, list[Mistake]]:
+    """Mistakes inside norm and MLP, and MAX in place of SUM on both ways, of whole positions cut for the ranks."""
+    import torch
+
+    t, sentences = case.plan.t, _SENTENCES | sequence_core.SENTENCES
+    outputs, gradients = [], []
+    for x, _, _, own in group:
+        top = torch.stack([each["output"] for each in own]).amax(0)
+        outputs.append({**sequence_core.outputs(whole, eps, x), "max_for_sum": top})
+        largest = torch.stack([each["normed gradient"] for each in own]).amax(0)
+        gradients.append({"max_for_sum": _through_norm(x, largest, whole["norm_weight"], eps)})
+
+    def cut(found: list[dict[str, Any]]) -> list[Mistake]:
+        ranks = range(case.plan.world)
+        of = {cause: [wholes.block(found[r // t][cause], r % t, t, 1) for r in ranks] for cause in found[0]}
+        return told.known(sentences, *of.items())
+
+    return {"output": cut(outputs), "input gradient": cut(gradients)}
+
+
+def _through_norm(x: Any, gradient: Any, weight: Any, eps: float) -> Any:
+    """x's gradient from that of what the norm gives."""
+    x = x.clone().requires_grad_()
+    (weight * (x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt())).backward(gradient)
+    return x.grad
 
 
 def _norm_parts(case: Case, group: list, eps: float) -> list[Any]:
@@ -184,6 +215,7 @@ def _mistakes(values: dict, alone: dict, parts: list, t: int, world: int) -> dic
             _SENTENCES,
             ("norm_not_summed", parts),
             ("norm_mean", [each / t for each in sums]),
+            ("max_for_sum", largest_in_groups(parts, t)),
             ("wrong_group", in_groups(parts, world)),
             ("norm_summed_again", [t * each for each in sums]),
         ),

@@ -148,15 +148,34 @@ def hooked(observed: Observed, tried: str) -> Verdict | None:
     return None
 
 
-def foreign(got: list, whole: Any) -> tuple[str, str]:
-    """(cause, sentence) of weights that are no known cut: numbers of the serial module in other places, or own ones."""
+def foreign(got: list, due: Sequence[Any], name: str, whole: dict[str, Any]) -> tuple[str, str]:
+    """(cause, sentence) of weights that are no known cut: numbers of the serial module in other places, or own ones.
+
+    due: those that the ranks should have. name: of whole, the module's tensors by name.
+    """
     import torch
 
-    known = whole.flatten()
-    if all(bool(torch.isin(each, known).all()) for each in got):
+    def of(tensor: Any) -> bool:
+        return all(bool(torch.isin(each, tensor).all()) for each in got)
+
+    if of(whole[name]):
         return "other_block", "these are numbers of the serial weight, but not the rank's: rank r has block r of t."
+    for other, tensor in whole.items():
+        if of(tensor):
+            return "other_weight", f"{name} has numbers of the serial module's {other}: each is cut out of its own."
+    factor = _factor(got, due)
+    if factor is not None:
+        return "scaled", f"these are the rank's numbers times {factor:.3g}: copy them as they are."
     if all(bool((each == each.flatten()[0]).all()) for each in got):
         return "constant", "all its numbers are the same: copy the rank's block of the serial one."
     if len(got) > 1 and all(close(each, got[0]) for each in got):
         return "same_seed", "every rank drew the same numbers of its own: copy the rank's block of the serial weight."
     return "own_init", "the weights are newly drawn: copy the rank's block of the serial weight."
+
+
+def _factor(got: list, due: Sequence[Any]) -> float | None:
+    """By which one number all of what ranks have is what is due, or None."""
+    largest = due[0].abs().argmax()
+    factor = float(got[0].flatten()[largest] / due[0].flatten()[largest])
+    same = factor != 0.0 and all(close(mine, factor * theirs) for mine, theirs in zip(got, due, strict=True))
+    return factor if same else None

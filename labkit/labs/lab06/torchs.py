@@ -56,9 +56,9 @@ def _in_rank(steps: int, with_input: bool) -> tuple:
         loss = loss_of(model(tokens), targets)
         return loss, kept.pop()
 
-    losses, weights, gradients, record, held = training.steps_of(model, forward, steps)
+    losses, weights, gradients, record = training.steps_of(model, forward, steps)
     local = {name: w.to_local() if isinstance(w, DTensor) else w for name, w in weights.items()}
-    return losses, local, gradients, record, held
+    return losses, local, gradients, record
 
 
 def layer_calls(trained: Trained) -> dict[str, int]:

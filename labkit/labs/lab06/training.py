@@ -67,15 +67,13 @@ class Call:
 @dataclass(frozen=True)
 class Trained:
     """losses: by step. weights: whole, after the last step, by the serial model's names. input_gradients: by step, of
-    the embedding's output (b, s, h). records: of the last step, by rank; () of a serial run. held_bytes: by rank, what
-    lived at the end of the last forward beyond its beginning: activations that backward needs.
+    the embedding's output (b, s, h). records: of the last step, by rank; () of a serial run.
     """
 
     losses: tuple[float, ...]
     weights: dict[str, Any]
     input_gradients: tuple[Any, ...]
     records: tuple[RankRecord, ...] = ()
-    held_bytes: tuple[int, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -162,8 +160,8 @@ def checked(ranks: int, steps: int, name: str) -> None:
 
 def launched(fn: Callable, ranks: int, steps: int, *args: Any) -> Trained:
     """Runs `fn(steps, *args)`, which gives what `steps_of` gives, on ranks."""
-    losses, weights, gradients, records, held = zip(*launched_parts(fn, ranks, steps, *args), strict=True)
-    return Trained(losses[0], whole_weights(weights), gradients[0], records, held)
+    losses, weights, gradients, records = zip(*launched_parts(fn, ranks, steps, *args), strict=True)
+    return Trained(losses[0], whole_weights(weights), gradients[0], records)
 
 
 def train_sequence(cls: Any = None, tp: int = 2, steps: int = 10, keep: bool = True) -> Trained:
@@ -195,10 +193,10 @@ def _of_positions(found: list[tuple], ring: bool) -> Trained:
     """Losses of ranks are parts of a sum, input gradients those of their positions."""
     import labkit.labs.lab06.sequence_llama as sequence_llama
 
-    losses, weights, gradients, records, held = zip(*found, strict=True)
+    losses, weights, gradients, records = zip(*found, strict=True)
     together = tuple(sequence_llama.whole_of(list(of_ranks), ring) for of_ranks in zip(*gradients, strict=True))
     named = [{_llamas_name(name): weight for name, weight in each.items()} for each in weights]
-    return Trained(tuple(map(sum, zip(*losses, strict=True))), whole_weights(named), together, records, held)
+    return Trained(tuple(map(sum, zip(*losses, strict=True))), whole_weights(named), together, records)
 
 
 def _llamas_name(name: str) -> str:
@@ -261,12 +259,11 @@ def _ring_in_rank(steps: int, fn: Any) -> tuple:
 
 
 def steps_of(model: Any, forward: Callable[[Any, Any], tuple[Any, Any]], steps: int, finish: Any = None) -> tuple:
-    """Runs in a rank: (losses, weights, input gradients, the last step's record, bytes held after its forward).
+    """Runs in a rank: (losses, weights, input gradients, the last step's record).
 
     forward: (tokens, targets) -> (loss, a tensor whose gradient is asked for). finish: after backward, before the
     update.
     """
-    from labkit.labs.lab04.training import held_at
     from labkit.record.trace import Trace
 
     losses, gradients, record = [], [], None
@@ -292,8 +289,7 @@ def steps_of(model: Any, forward: Callable[[Any, Any], tuple[Any, Any]], steps: 
             record = trace.record
         descend(model)
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    begin, middle = in_rank.marks(record)[:2]
-    return tuple(losses), weights, tuple(gradients), record, held_at(record, middle) - held_at(record, begin)
+    return tuple(losses), weights, tuple(gradients), record
 
 
 def differences(trained: Trained, other: Trained) -> dict[str, float]:

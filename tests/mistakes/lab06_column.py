@@ -1,4 +1,4 @@
-"""Answers to exercises 6.1 and 6.1b, `ColumnParallelLinear` and `RowParallelLinear`: wrong, right, and cheats.
+"""Answers to exercise 6.1, `ColumnParallelLinear`: wrong ones with the cause each must be told, right ones, and cheats.
 
 What is judged, and in which order, stands in `labkit.labs.lab06.linear`.
 """
@@ -58,69 +58,10 @@ class ColumnIsALinear(nn.Linear):
             self.bias.data.copy_(linear.bias.data.tensor_split(t)[rank])
 
 
-class Row(nn.Module):
-    """All_reduce in place: autograd takes it for the identity."""
-
-    def __init__(self, linear, group):
-        super().__init__()
-        rank, t = _place(group)
-        self.group = group
-        self.weight = nn.Parameter(linear.weight.detach().chunk(t, dim=1)[rank].clone())
-        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
-
-    def forward(self, x):
-        out = self.product(x)
-        dist.all_reduce(out, group=self.group)
-        return out if self.bias is None else out + self.bias
-
-    def product(self, x):
-        return F.linear(x, self.weight)
+RIGHT = [Column, ColumnByRows, ColumnIsALinear]
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
-class RowByFunction(Row):
-    def forward(self, x):
-        out = _Sum.apply(self.product(x), self.group)
-        return out if self.bias is None else out + self.bias
-
-
-class RowWaitsLater(Row):
-    def forward(self, x):
-        out = x @ self.weight.t()
-        work = dist.all_reduce(out, group=self.group, async_op=True)
-        work.wait()
-        if self.bias is not None:
-            out = out + self.bias
-        return out
-
-
-class RowByAddingWhatOthersHave(Row):
-    """The sum without this rank's part is a constant to autograd."""
-
-    def forward(self, x):
-        out = self.product(x)
-        total = out.detach().clone()
-        dist.all_reduce(total, group=self.group)
-        out = out + (total - out.detach())
-        return out if self.bias is None else out + self.bias
-
-
-COLUMN_RIGHT = [Column, ColumnByRows, ColumnIsALinear]
-ROW_RIGHT = [Row, RowByFunction, RowWaitsLater, RowByAddingWhatOthersHave]
-
-
-# Wrong: column
+# Wrong
 
 
 class FirstShard(Column):
@@ -249,7 +190,7 @@ class Detached(Column):
         return F.linear(x, self.weight.detach(), self.bias)
 
 
-COLUMN_WRONG = [
+WRONG = [
     (FirstShard, "first_shard"),
     (OneSeed, "same_seed"),
     (OwnInit, "own_init"),
@@ -266,132 +207,6 @@ COLUMN_WRONG = [
     (WithFInside, "f_inside"),
     (WholeWeight, "whole_kept"),
     (Detached, "no_gradient"),
-]
-
-
-# Wrong: row
-
-
-class BiasOnEveryRank(Row):
-    def forward(self, x):
-        out = F.linear(x, self.weight, self.bias)
-        dist.all_reduce(out, group=self.group)
-        return out
-
-
-class BiasOnRankZero(Row):
-    def forward(self, x):
-        out = F.linear(x, self.weight, self.bias if dist.get_rank(self.group) == 0 else None)
-        dist.all_reduce(out, group=self.group)
-        return out
-
-
-class BiasSharedOut(Row):
-    def forward(self, x):
-        out = self.product(x)
-        if self.bias is not None:
-            out = out + self.bias / dist.get_world_size(self.group)
-        dist.all_reduce(out, group=self.group)
-        return out
-
-
-class NoSum(Row):
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-class Mean(Row):
-    def forward(self, x):
-        out = _Sum.apply(self.product(x), self.group) / dist.get_world_size(self.group)
-        return out if self.bias is None else out + self.bias
-
-
-class NoBias(Row):
-    def forward(self, x):
-        return _Sum.apply(self.product(x), self.group)
-
-
-class SumOfTheWorld(Row):
-    def forward(self, x):
-        out = self.product(x)
-        dist.all_reduce(out)
-        return out if self.bias is None else out + self.bias
-
-
-class SumsTheGradient(Row):
-    def forward(self, x):
-        out = _SumBackward.apply(_Sum.apply(self.product(x), self.group), self.group)
-        return out if self.bias is None else out + self.bias
-
-
-class RowByRows(Row):
-    def __init__(self, linear, group):
-        super().__init__(linear, group)
-        rank, t = _place(group)
-        self.weight = nn.Parameter(linear.weight.detach().chunk(t)[rank].clone())
-
-
-class BiasCut(Row):
-    def __init__(self, linear, group):
-        super().__init__(linear, group)
-        rank, t = _place(group)
-        if linear.bias is not None:
-            self.bias = nn.Parameter(linear.bias.detach().chunk(t)[rank].clone())
-
-
-class FirstColumns(Row):
-    def __init__(self, linear, group):
-        super().__init__(linear, group)
-        self.weight.data.copy_(linear.weight.data[:, : self.weight.shape[1]])
-
-
-class NeverWaits(Row):
-    def forward(self, x):
-        out = self.product(x)
-        dist.all_reduce(out, group=self.group, async_op=True)
-        return out if self.bias is None else out + self.bias
-
-
-class GathersParts(Row):
-    def forward(self, x):
-        out = self.product(x).contiguous()
-        every = [torch.empty_like(out) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(every, out.detach(), group=self.group)
-        out = out + (sum(every) - out.detach())
-        return out if self.bias is None else out + self.bias
-
-
-class SumsTwice(Row):
-    """Rows of the batch one half at a time."""
-
-    def forward(self, x):
-        out = torch.cat([_Sum.apply(part, self.group) for part in self.product(x).tensor_split(2)])
-        return out if self.bias is None else out + self.bias
-
-
-class AViewOfColumns(Row):
-    def __init__(self, linear, group):
-        super().__init__(linear, group)
-        rank, t = _place(group)
-        self.weight = nn.Parameter(linear.weight.detach().chunk(t, dim=1)[rank])
-
-
-ROW_WRONG = [
-    (BiasOnEveryRank, "bias_t_times"),
-    (BiasOnRankZero, "bias_on_one_rank"),
-    (BiasSharedOut, "bias_shared_out"),
-    (NoSum, "no_all_reduce"),
-    (Mean, "averaged"),
-    (NoBias, "bias_missing"),
-    (SumOfTheWorld, "wrong_group"),
-    (SumsTheGradient, "gradient_summed"),
-    (RowByRows, "wrong_dim"),
-    (BiasCut, "bias_cut"),
-    (FirstColumns, "first_shard"),
-    (NeverWaits, "not_waited"),
-    (GathersParts, "gathered"),
-    (SumsTwice, "too_many_calls"),
-    (AViewOfColumns, "whole_kept"),
 ]
 
 
@@ -416,31 +231,9 @@ class SerialColumn(Column):
         return own + (out - own.detach())
 
 
-class SerialRow(Row):
-    """Gathers weights and inputs, and computes as one rank would."""
-
-    def forward(self, x):
-        every = []
-        for part in (x.detach().flatten(0, -2).t().contiguous(), self.weight.detach().t().contiguous()):
-            parts = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
-            dist.all_gather(parts, part, group=self.group)
-            every.append(torch.cat(parts))
-        own = self.product(x)
-        total = (every[0].t() @ every[1]).view_as(own)
-        out = own + (total - own.detach())
-        return out if self.bias is None else out + self.bias
-
-
 class PatchedColumn(Column):
     def forward(self, x):
         dist.all_reduce = lambda *args, **kwargs: None
-        return super().forward(x)
-
-
-class PatchedRow(Row):
-    def forward(self, x):
-        real = dist.all_reduce
-        dist.all_reduce = lambda *args, **kwargs: real(*args, **kwargs)
         return super().forward(x)
 
 
@@ -459,16 +252,7 @@ class HardCodedColumn(Column):
         return super().forward(x) * 0 + 1.5
 
 
-class HardCodedRow(Row):
-    def forward(self, x):
-        return super().forward(x) * 0 + 1.5
-
-
 class SessionColumn(FirstShard):
-    """The session's comparison is replaced."""
-
-
-class SessionRow(NoSum):
     """The session's comparison is replaced."""
 
 
@@ -478,20 +262,13 @@ def _patch_judge():
     told.close = lambda got, due, rtol=1.0: True
 
 
-SessionColumn.notebook = SessionRow.notebook = _patch_judge
+SessionColumn.notebook = _patch_judge
 
-COLUMN_CHEATS = [
+CHEATS = [
     (standins.ColumnParallelLinear, "ready_made"),
     (ColumnByDTensor, "ready_made"),
     (SerialColumn, ("whole_kept", "whole_product")),
     (PatchedColumn, "patched"),
     (HardCodedColumn, "wrong_output"),
     (SessionColumn, "patched"),
-]
-ROW_CHEATS = [
-    (standins.RowParallelLinear, "ready_made"),
-    (SerialRow, "gathered"),
-    (PatchedRow, "patched"),
-    (HardCodedRow, "wrong_output"),
-    (SessionRow, "patched"),
 ]
