@@ -31,7 +31,7 @@ plt.show = lambda: shown.append(show())
 def theirs(place):
     before = len(shown)
     took = move(fresh_one.children[0], place)
-    assert len(shown) == before + 1, "interact says nothing of an error"
+    assert len(shown) == before + 1, "nothing was drawn; interact hides an error"
     return took
 
 """
@@ -119,7 +119,7 @@ def fresh(ranks, **values):
 
 fixed = {name: ipywidgets.fixed(control.value) for name, control in found.controls.items() if name != "ranks"}
 fresh_one = ipywidgets.interactive(fresh, ranks=list(zero.RANKS), **fixed)
-moved, places = "ranks", (2, 16, 128, 1024)
+moved, places = "ranks", (4, 16, 128, 1024)
 """
 OFFLOAD = """
 from labkit.view import offload
