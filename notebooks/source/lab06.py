@@ -123,19 +123,19 @@ labkit.check("6.1b")
 
 
 # %%
-def gathered(x, group, dim):
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, dim)
-
-
 def both_ways():
     torch.manual_seed(0)
     mlp, x, world = MLP(Shape(hidden=64, ffn=224)), torch.randn(2, 8, 64), dist.group.WORLD
     gate, up, by_columns = (Columns(linear, world) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
     by_rows = Rows(mlp.down_proj, world)
+
+    def joined(part):
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, part)
+        return torch.cat(parts, dim=-1)
+
     sent = []
-    for last in (lambda middle: gathered(by_columns(gathered(middle, world, -1)), world, -1), by_rows):
+    for last in (lambda middle: joined(by_columns(joined(middle))), by_rows):
         with torch.no_grad(), labkit.Trace() as trace:
             y = last(F.silu(gate(x)) * up(x))
         sent.append((trace.record.sent_bytes, (y - mlp(x)).abs().max().item()))
@@ -513,7 +513,7 @@ tensor.tensor()
 # Which tensor does backward of <code>gate</code> and <code>up</code> need, and who decides what autograd keeps?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>gathered</code> of section 2, in a <code>torch.autograd.Function</code> that also multiplies: <code>ctx.save_for_backward</code> of the part alone; <code>F.rms_norm</code>; <code>f</code> on the norm's weight.
+# A <code>torch.autograd.Function</code> that gathers <i>and</i> multiplies: <code>ctx.save_for_backward</code> of the part alone; <code>F.rms_norm</code>; <code>f</code> on the norm's weight.
 # </details>
 
 
@@ -538,6 +538,11 @@ class SequenceParallelMLP(torch.nn.Module):
         # SOLUTION
         group, keep, t = self.group, self.keep, dist.get_world_size(self.group)
 
+        def gathered(x):
+            parts = [torch.empty_like(x) for _ in range(t)]
+            dist.all_gather(parts, x.contiguous(), group=group)
+            return torch.cat(parts, dim=1)
+
         def scattered(x):
             parts = [part.contiguous() for part in x.chunk(t, dim=1)]
             mine = torch.empty_like(parts[0])
@@ -547,14 +552,14 @@ class SequenceParallelMLP(torch.nn.Module):
         class Enter(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x, *weights):
-                full = gathered(x, group, 1)
+                full = gathered(x)
                 ctx.save_for_backward(full if keep else x, *weights)
                 return tuple(F.linear(full, weight) for weight in weights)
 
             @staticmethod
             def backward(ctx, *grads):
                 kept, *weights = ctx.saved_tensors
-                full = kept if keep else gathered(kept, group, 1)
+                full = kept if keep else gathered(kept)
                 back = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
                 return scattered(back), *(grad.flatten(0, 1).T @ full.flatten(0, 1) for grad in grads)
 
@@ -565,7 +570,7 @@ class SequenceParallelMLP(torch.nn.Module):
 
             @staticmethod
             def backward(ctx, grad):
-                return gathered(grad, group, 1)
+                return gathered(grad)
 
         x = F.rms_norm(x, x.shape[-1:], f(self.norm_weight, group), self.eps)
         gate, up = Enter.apply(x, self.gate, self.up)

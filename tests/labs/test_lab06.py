@@ -5,12 +5,25 @@ import random
 import pytest
 import torch
 
+import labkit
 from labkit.check import find
 from labkit.cost import hardware, tensor_parallel
 from labkit.cost.groups import on_link
 from labkit.cost.shapes import Shape
 from labkit.cost.tensor_parallel import layer_time
-from labkit.labs.lab06 import attention, conjugate, embedding, entropy, linear, ring, ring_told, sequence, shares, told
+from labkit.labs.lab06 import (
+    attention,
+    conjugate,
+    embedding,
+    entropy,
+    linear,
+    ring,
+    ring_told,
+    ring_work,
+    sequence,
+    shares,
+    told,
+)
 
 SEEDS = range(2)
 
@@ -101,6 +114,36 @@ def test_every_position_is_on_one_rank_and_causal_work_is_the_same_on_all(n):
     chunks = [{int(p) // 5 for p in of_rank} for of_rank in of_ranks]
     blocks = [sum(k <= q for q in mine for k in range(2 * n)) for mine in chunks]
     assert set(blocks) == {2 * n + 1}
+
+
+def _multiplied(trace, heads, dim):
+    """FLOPs by the op's name, of ops that are no views."""
+    found = {}
+    for op in trace.record.ops:
+        if not op.view:
+            name = op.name.split(".")[1]
+            found[name] = found.get(name, 0) + ring_work._flops(op, heads, dim)
+    return {name: flops for name, flops in found.items() if flops}
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(30, 15), (15, 30), (30, 30)])
+def test_torchs_kernel_and_what_is_multiplied_by_itself_count_as_the_products_that_they_are(queries, keys):
+    batch, heads, dim = 2, 3, 16
+    q = torch.randn(batch, heads, queries, dim, requires_grad=True)
+    k, v = (torch.randn(batch, heads, keys, dim, requires_grad=True) for _ in range(2))
+    product = 2 * batch * heads * queries * keys * dim
+    with labkit.Trace() as trace:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert _multiplied(trace, batch * heads, dim) == {ring_work.KERNEL: 2 * product}
+    with labkit.Trace() as trace:
+        out.backward(torch.ones_like(out))
+    assert _multiplied(trace, batch * heads, dim) == {f"{ring_work.KERNEL}_backward": 5 * product}
+    with torch.no_grad(), labkit.Trace() as trace:
+        _ = q @ k.mT, (q[..., None, :] * k[..., None, :, :]).sum(-1)
+        for at in range(batch * heads):
+            _ = [torch.mv(k.flatten(0, 1)[at], row) for row in q.flatten(0, 1)[at]]
+    read = product * (keys + 1) / keys  # mv reads a row of queries with its matrix
+    assert _multiplied(trace, batch * heads, dim) == pytest.approx({"bmm": product, "mul": product, "mv": read})
 
 
 def test_the_serial_parts_of_attention_add_up_to_the_whole():

@@ -180,6 +180,16 @@ class LargestRows(Plain):
         return _function(_largest, lambda gradient, group: gradient)(self.own(tokens), self.group)
 
 
+class SumOnOneRank(Plain):
+    def forward(self, tokens):
+        def to_one(x, group):
+            x = x.clone()
+            dist.reduce(x, dst=dist.get_global_rank(group, 0), group=group)
+            return x
+
+        return _function(to_one, lambda gradient, group: gradient)(self.own(tokens), self.group)
+
+
 class MaskTurnedAround(Plain):
     def own(self, tokens):
         local = tokens - self.begin
@@ -253,6 +263,7 @@ WRONG = [
     (TokenByToken, "too_many_calls"),
     (WrongRowsGiven, "wrong_group"),
     (LargestRows, "max_for_sum"),
+    (SumOnOneRank, "ranks_differ"),
     (MaskTurnedAround, "mask_inverted"),
     (CountsFromZero, "offset_missing"),
     (CountsRanksByT, "wrong_offset"),

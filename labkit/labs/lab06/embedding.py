@@ -115,7 +115,7 @@ def _calls(case: Case, number: int) -> Due:
     }
 
     def explain(name: str, got: list) -> tuple[str, str] | None:
-        return _other_rows(got, tokens, table) if name == "output" else None
+        return _other_rows(got, tokens, table, t) if name == "output" else None
 
     return Due({"output": whole, "gradient of weight": grads}, mistakes, explain=explain)
 
@@ -156,10 +156,12 @@ def _looked_up(blocks: list[Any], tokens: list[Any], step: int, t: int) -> list[
     return found
 
 
-def _other_rows(got: list[Any], tokens: list[Any], table: Any) -> tuple[str, str] | None:
-    """What is to be told where all that comes out are rows of the table or zeros, on every rank; else None."""
+def _other_rows(got: list[Any], tokens: list[Any], table: Any, t: int) -> tuple[str, str] | None:
+    """What is to be told where a group's ranks differ, or all that comes out are rows of the table or zeros."""
     import torch
 
+    if any(not told.close(out, got[rank // t * t]) for rank, out in enumerate(got)):
+        return "ranks_differ", "ranks of a group have different rows for the same tokens: all_reduce gives all the sum."
     rows = torch.cat([table, torch.zeros_like(table[:1])])
     wrong = []
     for out, due in zip(got, tokens, strict=True):
