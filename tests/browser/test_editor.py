@@ -47,8 +47,6 @@ def test_a_schedule_is_drawn_with_clicks_keys_and_text_and_run_on_ranks(lab, pag
     drawn = all_weights(page, start)
     shoot("valid")
     text_and_grid(page, drawn, shoot)
-    button(page, "run on ranks").click()
-    expect(told(page)).to_contain_text("run on 4 ranks, 3 steps: losses within")
     expect(pages.run(page, 2)).to_contain_text(draft.look(drawn).sentence)
     page.set_viewport_size({"width": 760, "height": 900})
     pages.until(lambda: unfit(page) == [], "every control is whole in a narrow page")
@@ -93,7 +91,7 @@ def all_weights(page, start):
 
 
 def text_and_grid(page, drawn, shoot):
-    """The grid follows what is typed, however different it is, and stays where it cannot be read."""
+    """The grid follows what is typed, however different it is, and that runs; it stays where nothing can be read."""
     text = box(page).locator("textarea")
     stage = page.get_by_label("stage")
     expect(stage).to_be_hidden()
@@ -110,6 +108,8 @@ def text_and_grid(page, drawn, shoot):
     expect_drawn(page, other, draft.look(other).sentence)
     expect_fit(page)
     shoot("two-stages-a-rank")
+    button(page, "run on ranks").click()
+    expect(told(page)).to_contain_text("run on 2 ranks, 3 steps: losses within")
     text.fill(other.text.replace("0F1", "0X1"))
     page.keyboard.press("Tab")
     expect(told(page)).to_contain_text("line 2, token 2 ('0X1'): an action is stage, F, B, I or W, and microbatch")
@@ -158,7 +158,7 @@ def expect_drawn(page, drawn, sentence):
     """Grid, text, picture and verdict are those of this draft."""
     expect(told(page)).to_contain_text(sentence)
     pages.until(lambda: shown(page) == (labels(drawn), drawn.text), f"the grid of {drawn.text}")
-    due = pixels(editor.editor(drawn.text).image.value)
+    due = pixels(editor._picture()(drawn, draft.look(drawn)))
     image = box(page).locator(".widget-image")
     pages.until(lambda: same(pixels(pages.picture(image)), due), f"the picture of {drawn.text}")
 
