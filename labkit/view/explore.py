@@ -70,7 +70,7 @@ def explorer(controls: Mapping[str, Any], figure: Figure, update: Callable[..., 
             image.value = draw()
 
     # At its own size: a picture that is stretched has blurred letters.
-    image = ipywidgets.Image(format="png", layout={"align_self": "flex-start", "max_width": "100%"})
+    image = ipywidgets.Image(format="png", layout={"align_self": "flex-start", "max_width": "calc(100% - 4px)"})
     redraw()
     for control in controls.values():
         control.observe(redraw, names="value")
