@@ -22,7 +22,7 @@ from labkit.record.events import RankRecord
 from labkit.record.trace import Trace
 from labkit.schedule.actions import Schedule
 
-LAYERS = 4  # of a rank, Linear without bias
+LAYERS = 4  # of a rank: tanh, whose output is kept, then Linear without bias
 WIDTH, ROWS = 512, 128
 STEPS = 3  # recorded, after one that warms up
 PRELOAD = ("labkit.labs.lab07.measured",)
@@ -31,7 +31,8 @@ PRELOAD = ("labkit.labs.lab07.measured",)
 @dataclass(frozen=True)
 class Measured:
     """Shares of all ranks' time in which they idle. theory: with F = I = W; replayed: of the record, on equal devices
-    with a free link; clock: of the recorded steps, the median. kept_bytes: of activations, the most on rank 0."""
+    with a free link; clock: of the recorded steps, the median. kept_bytes: of activations, the most on rank 0,
+    which under ZB-V has the last stage and so the loss's input besides."""
 
     name: str
     theory: float
@@ -80,4 +81,6 @@ def _recorded(schedule: Schedule, width: int, rows: int) -> list[RankRecord]:
 
 
 def _stage(width: int, layers: int) -> torch.nn.Module:
-    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+    """Keeps one hidden state a layer, and none that is a message, so that two halves keep as much as the whole."""
+    parts = [(torch.nn.Tanh(), torch.nn.Linear(width, width, bias=False)) for _ in range(layers)]
+    return torch.nn.Sequential(*[each for part in parts for each in part])
