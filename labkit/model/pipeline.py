@@ -74,9 +74,9 @@ class _Kept:
 class _Runner:
     """One rank's run: what was kept, what came, what is under way. Methods have the names of a plan's steps."""
 
-    def __init__(self, schedule: Schedule, stages, microbatches, loss_fn: Loss, hidden, dtype, group, taken):
+    def __init__(self, schedule: Schedule, stages, microbatches, loss_fn: Loss, hidden, dtype, group, known):
         self.schedule, self.stages, self.microbatches = schedule, stages, microbatches
-        self.loss_fn, self.hidden, self.dtype, self.group, self.taken = loss_fn, hidden, dtype, group, taken
+        self.loss_fn, self.hidden, self.dtype, self.group, self.known = loss_fn, hidden, dtype, group, known
         self.device = next((p.device for stage in stages.values() for p in stage.parameters()), None)
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.put_off: dict[tuple[int, int], tuple[_Kept, torch.Tensor, list[Piece]]] = {}
@@ -100,8 +100,8 @@ class _Runner:
             work, buffer = self.coming.pop(message)
             work.wait()
             self.made[message.kind, message.stage, message.microbatch] = buffer
-            for known in self.taken[message]:  # waits for nothing, and lets go of what was sent
-                self.going.pop(known)[0].wait()
+            for over in self.known[message]:  # taken, so that this waits for nothing and lets go of what was sent
+                self.going.pop(over)[0].wait()
         {"F": self.forward, "B": self.backward, "I": self.input, "W": self.weights}[action.kind](action)
 
     def forward(self, action: Action) -> None:

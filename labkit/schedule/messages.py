@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from labkit.schedule.actions import Action, Result, Schedule, needs
 
-# isend: sends are waited for at the end. paired: the send after an action and the receive before the next are one
-# batch, waited for together (Megatron-LM's send_forward_recv_backward). blocking: each by itself, as dist.send.
+# isend: sends are waited for at the end, and hold nothing up, as with gloo. (What two ranks post for each other, NCCL
+# does one by one, isend or not: there one order on both sides helps, as in `plan`, or one batch.) paired: the send
+# after an action and the receive before the next are one batch, waited for together (Megatron-LM's
+# send_forward_recv_backward). blocking: each by itself, as dist.send.
 SENDS = ("isend", "paired", "blocking")
 
 
@@ -128,20 +130,20 @@ def stuck_messages(schedule: Schedule, sends: str) -> list[Stuck]:
         return []
     programs = [_batches(schedule, rank, sends == "paired") for rank in range(schedule.ranks)]
     at = [0] * schedule.ranks
-    taken: set[Message] = set()
+    over: set[Message] = set()
     moved = True
     while moved:
         posted: dict[Message, int] = {}
         for rank, program in enumerate(programs):
             for message, _, _ in program[at[rank]] if at[rank] < len(program) else ():
                 posted[message] = posted.get(message, 0) + 1
-        taken.update(message for message, ends in posted.items() if ends == 2)
+        over.update(message for message, ends in posted.items() if ends == 2)
         moved = False
         for rank, program in enumerate(programs):
-            if at[rank] < len(program) and all(message in taken for message, _, _ in program[at[rank]]):
+            if at[rank] < len(program) and all(message in over for message, _, _ in program[at[rank]]):
                 at[rank] += 1
                 moved = True
-    return _who_waits(programs, at, taken)
+    return _who_waits(programs, at, over)
 
 
 Batch = list[tuple[Message, int, str]]  # (message, position of the action, how it stands to it in words)
@@ -160,12 +162,12 @@ def _batches(schedule: Schedule, rank: int, paired: bool) -> list[Batch]:
     return [batch for batch in [*found, after] if batch]
 
 
-def _who_waits(programs: list[list[Batch]], at: list[int], taken: set[Message]) -> list[Stuck]:
+def _who_waits(programs: list[list[Batch]], at: list[int], over: set[Message]) -> list[Stuck]:
     """A circle of those that are stuck."""
     waits: dict[int, Stuck] = {}
     for rank, program in enumerate(programs):
         if at[rank] < len(program):
-            message, position, where = next(each for each in program[at[rank]] if each[0] not in taken)
+            message, position, where = next(each for each in program[at[rank]] if each[0] not in over)
             sends = message.source == rank
             other = message.destination if sends else message.source
             way = f"to send rank {other} {message.words}" if sends else f"for {message.words}, from rank {other}"

@@ -3,16 +3,20 @@
 Their verdicts on known answers are tried by tests/classroom/test_prove.py.
 """
 
+import functools
 import itertools
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from labkit.check.evidence import Observed
+from labkit.classroom import prove
 from labkit.labs.lab07 import design, one_f_one_b, split, standins, steps, told
 from labkit.ranks.launch import launch
 from labkit.ranks.outcome import Cause
@@ -86,6 +90,49 @@ def test_the_notebooks_1f1b_lets_go_of_what_it_sent_and_waits_for_nothing(p, m):
         sent = {storage for each in record.communications if each.sent_bytes for storage in each.reads}
         outputs, gradients = min(m, p - rank) if rank < p - 1 else 0, 2 if rank else 0
         assert one_f_one_b._most(case, record, sent) <= outputs + gradients
+
+
+def keeping_handles(name, answer, *given):
+    """An answer whose handles of `name`, "isend" or "irecv", stay in a list, though each is waited for in time."""
+    kept, plain = [], getattr(dist, name)
+
+    def noted(*args, **more):
+        kept.append(plain(*args, **more))
+        return kept[-1]
+
+    def received(tensor, source):
+        dist.irecv(tensor, source).wait()
+
+    blocking = dist.recv
+    setattr(dist, name, noted)
+    dist.recv = received
+    try:
+        return answer(*given)
+    finally:
+        setattr(dist, name, plain)
+        dist.recv = blocking
+
+
+@pytest.mark.parametrize("name, cause", [("isend", "sent_kept"), ("irecv", "kept")])
+def test_handles_that_are_kept_are_told_though_they_were_waited_for(name, cause):
+    case = steps.draw(random.Random(4), "one_f_one_b", 4, 14)
+    answer = cells.function("07", "one_f_one_b")
+    assert steps.observe(answer, case).outcome.cause is None
+    observed = steps.observe(functools.partial(keeping_handles, name, answer), case)
+    assert observed.outcome.cause is None
+    found = one_f_one_b.few_received(case, observed) or one_f_one_b.few_sent(case, observed)
+    assert found is not None and found.cause == cause
+    assert f"a handle of {name} keeps its tensor even after wait()" in found.sentence
+
+
+def test_as_many_sends_under_way_each_way_as_there_are_ranks_are_few():
+    answers = prove.load(Path(__file__).parents[1] / "mistakes" / "lab07.py").RIGHT["7.3"]
+    asynchronous = next(each for each in answers if each.__name__ == "asynchronous")
+    case = steps.draw(random.Random(5), "one_f_one_b", 4, 14)
+    for most, due in ((4, True), (14, False)):
+        observed = steps.observe(functools.partial(asynchronous, most=most), case)
+        assert observed.outcome.cause is None
+        assert (one_f_one_b.few_sent(case, observed) is None) == due
 
 
 def stand_ins(weights, inputs, targets, shape):

@@ -11,7 +11,7 @@ from labkit.labs.lab02 import asked
 
 
 def schedules(ranks: int = 4, microbatches: int = 8) -> None:
-    """Run five schedules; print how long ranks idle by theory, replayed and by the clock, and what rank 0 keeps.
+    """Run five schedules on CPUs; print how long ranks idle by theory, replayed, by the clock, and what rank 0 keeps.
 
     Raises ValueError for ranks that are not 2 to 16, and for microbatches that are no multiple of them; RankFailed.
     """
@@ -23,7 +23,7 @@ def schedules(ranks: int = 4, microbatches: int = 8) -> None:
         (each.name, f"{each.theory:.1%}", f"{each.replayed:.1%}", f"{each.clock:.1%}", f"{each.kept_bytes / 1e6:.2f}")
         for each in measured.measured(ranks, microbatches)
     ]
-    print(f"{ranks} ranks, {microbatches} microbatches, equal stages; share of all time in which ranks idle")
+    print(f"{ranks} ranks, {microbatches} microbatches, equal stages on CPUs; share of all time in which ranks idle")
     print(table(("", "theory", "replayed", "clock", "rank 0 keeps, MB"), rows))
     if (cores := usable_cores()) < ranks:
         print(f"There are {cores:g} cores, so the {ranks} ranks take turns, which theory and replay leave out.")
@@ -32,7 +32,7 @@ def schedules(ranks: int = 4, microbatches: int = 8) -> None:
 def pipelining(ranks: int = 4, microbatches: int = 8, steps: int = 3) -> None:
     """Train a small Llama by torch.distributed.pipelining; print losses, and how far they are from a serial run's.
 
-    Raises ValueError for ranks that are not 2 to 4, and for numbers below 1; RankFailed.
+    Raises ValueError for ranks that are not 2 to 4, fewer microbatches than ranks, and steps below 1; RankFailed.
     """
     import labkit.labs.lab07.engines as engines
 

@@ -21,13 +21,15 @@ from labkit.record.events import RankRecord
 from labkit.record.held import held
 
 NAME = "one_f_one_b"
-FEW = 4  # hidden states received, or sent, beside those in flight: buffers, gradients, sends not waited for yet
+# Hidden states received, or sent, beside those in flight: buffers, gradients, sends that are not waited for yet, of
+# which there may be as many each way as four ranks have in flight.
+FEW = 8
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
-    """Fewer microbatches than ranks, then so many more that all of them are far more than FEW."""
+    """Fewer microbatches than ranks, then so many that all of them are more than those in flight and FEW."""
     rng, seen = random.Random(seed), []
-    for ranks, microbatches in ((3, 2), (4, rng.randint(10, 12))):
+    for ranks, microbatches in ((3, 2), (4, rng.randint(14, 16))):
         case = steps.draw(rng, NAME, ranks, microbatches)
         observed = steps.observe(fn, case)
         found = told.ran(case, observed, NAME) or told.values(case, observed)
@@ -103,7 +105,8 @@ def few_received(case: Case, observed: Observed) -> Verdict | None:
         if count > due + FEW:
             sentence = (
                 f"rank {rank} holds {count} tensors that it receives, all at once, with {due} microbatches in flight: "
-                "make one when a microbatch comes, and drop what was kept of it once its backward is over."
+                "make one when a microbatch comes, and drop what was kept of it once its backward is over; a handle of "
+                "irecv keeps its tensor even after wait()."
             )
             return wrong("evidence", "kept", sentence, case.tried, f"{count} tensors", f"at most {due + FEW}")
     return None
@@ -119,8 +122,8 @@ def few_sent(case: Case, observed: Observed) -> Verdict | None:
         if count > due + FEW:
             sentence = (
                 f"rank {rank} holds {count} tensors that it sends, all at once, and {due + FEW} would do: a handle of "
-                "isend keeps its tensor. Wait for it before the next send in the same direction, not at the end: the "
-                "neighbour has taken it long since."
+                "isend keeps its tensor even after wait(). Wait for it before the next send in the same direction, "
+                "when the neighbour has taken it long since, and drop it then, not at the end."
             )
             return wrong("evidence", "sent_kept", sentence, case.tried, f"{count} tensors", f"at most {due + FEW}")
     return None
