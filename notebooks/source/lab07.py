@@ -212,14 +212,14 @@ kept_guess = labkit.predict("7.kept", ..., "times")
 #
 # `one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss)`: as 7.2, in this order.
 #
-# - Rank r keeps at most min(m, p−r) microbatches, and of what was sent a few tensors, not m: a handle of `isend` keeps its tensor until you let go of it.
+# - Rank r keeps at most min(m, p−r) microbatches, and of what was sent or received a few tensors, not m: a handle of `isend` keeps its tensor until you let go of it.
 # - A send is over only when its receiver takes it: no rank may wait in a send for one that waits in a send.
 #
 # <details><summary>Hint 1: a question</summary>
 # In the middle, rank r sends an output down while rank r+1 sends a gradient up. Who receives?
 # </details>
 # <details><summary>Hint 2: what to look up</summary>
-# <code>dist.isend</code> and its <code>wait()</code>, called before the next send in the same direction, or <code>dist.batch_isend_irecv</code>; two local functions, <code>forward()</code> and <code>backward()</code>.
+# <code>dist.batch_isend_irecv</code>: what goes to a neighbour and what comes from it, in one batch; local functions <code>forward()</code> and <code>backward()</code>.
 # </details>
 
 
@@ -228,43 +228,42 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn=F.mse_loss):
     """One step; the mean loss on the last rank."""
     # SOLUTION
     rank, p, m = dist.get_rank(), dist.get_world_size(), len(inputs)
-    kept, losses, going = [], [], {}
+    before, after, kept, losses = rank - 1, rank + 1, [], []
 
-    def receive(source):
-        tensor = torch.empty(shape, device=next(stage.parameters()).device)
-        dist.recv(tensor, source)
-        return tensor
+    def swap(peer, sent=None, receives=True):
+        """To and from a neighbour in one batch; gives what came."""
+        if not 0 <= peer < p:
+            return None
+        calls = [] if sent is None else [dist.P2POp(dist.isend, sent, peer)]
+        came = torch.empty(shape, device=next(stage.parameters()).device) if receives else None
+        calls += [dist.P2POp(dist.irecv, came, peer)] if receives else []
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        return came
 
-    def send(tensor, to):
-        if to in going:
-            going[to].wait()  # taken long since: nobody waits here, and its tensor is let go
-        going[to] = dist.isend(tensor, to)
-
-    def forward(i):
-        x = inputs[i] if rank == 0 else receive(rank - 1).requires_grad_()
+    def forward(i, x):
+        x = inputs[i] if rank == 0 else x.requires_grad_()
         y = stage(x)
-        if rank < p - 1:
-            send(y.detach(), rank + 1)
-        else:
+        if rank == p - 1:
             y = loss_fn(y, targets[i]) / m
             losses.append(y.detach())
         kept.append((x, y))
+        return y.detach()
 
-    def backward():
+    def backward(gradient):
         x, y = kept.pop(0)  # the oldest
-        y.backward(receive(rank + 1) if rank < p - 1 else None)
-        if rank > 0:
-            send(x.grad, rank - 1)
+        y.backward(gradient)
+        return x.grad
 
     warm_up = min(m, p - 1 - rank)
-    for i in range(m):
-        forward(i)
-        if i >= warm_up:
-            backward()
+    for i in range(warm_up):
+        swap(after, forward(i, swap(before)), receives=False)
+    x = swap(before) if warm_up < m else None
+    for i in range(warm_up, m):
+        gradient = swap(after, forward(i, x))
+        x = swap(before, backward(gradient), receives=i + 1 < m)
     for _ in range(warm_up):
-        backward()
-    for work in going.values():
-        work.wait()
+        swap(before, backward(swap(after)), receives=False)
     return sum(losses) if rank == p - 1 else None
     # END SOLUTION
 
@@ -279,7 +278,7 @@ ax = curves.bars([(name, [each / 1e3 for each in found]) for name, found in held
 plt.show()
 kept_guess.reveal(held["GPipe"][0] / held["1F1B"][0])
 played = pictures.on_link(turns)
-Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and the more microbatches, the more: GPipe keeps all, 1F1B no more than ranks (rank 3 keeps the loss's input besides). The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
+Markdown(f"**{held['GPipe'][0] / held['1F1B'][0]:.1f} times on rank 0, and the more microbatches, the more: GPipe keeps all, 1F1B at most as many as there are ranks (rank 3 keeps the loss's input besides). The bubble is the same: {played.idle_share:.1%}, GPipe {idle[3]:.1f}%. 1F1B saves memory, not time; the memory saved pays for more microbatches.**")
 
 # %%
 trained = {"GPipe": engines.train(by_gpipe, 4, 8, steps=10), "1F1B": engines.train(by_1f1b, 4, 8, steps=10)}
@@ -320,7 +319,7 @@ stuck_guess.reveal(fault.rank)
 Markdown(f"**Ranks {fault.rank} and {fault.rank + 1}, after {fault.position} actions each: one sends an output down, the other a gradient up, and neither receives. No rank's own order is wrong.**")
 
 # %% [markdown]
-# `isend`, or both halves posted at once, and it is gone. Megatron-LM calls the pair `send_forward_recv_backward`.
+# Both halves posted in one batch, and it is gone: Megatron-LM calls the pair `send_forward_recv_backward`. With gloo `isend` alone is enough. NCCL does what two ranks post for each other in the order of posting, `isend` or not.
 
 # %% [markdown]
 # ## 4 · One weight at both ends

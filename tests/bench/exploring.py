@@ -177,7 +177,7 @@ found = pipeline.pipeline(name="ZB-H1")
 
 def fresh(microbatches, **values):
     timing = pipeline.played(microbatches=microbatches, **values)
-    left, right = gantt.with_kept(timing, pipeline.reading(timing), "a rank's work")
+    left, right = gantt.with_kept(timing, pipeline.reading(timing, microbatches), "a rank's work")
     left.axvline(1.0)
     plt.show()
 
