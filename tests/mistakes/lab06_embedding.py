@@ -180,6 +180,11 @@ class LargestRows(Plain):
         return _function(_largest, lambda gradient, group: gradient)(self.own(tokens), self.group)
 
 
+class ZerosAlone(Plain):
+    def own(self, tokens):
+        return 0 * super().own(tokens)
+
+
 class SumOnOneRank(Plain):
     def forward(self, tokens):
         def to_one(x, group):
@@ -264,6 +269,7 @@ WRONG = [
     (WrongRowsGiven, "wrong_group"),
     (LargestRows, "max_for_sum"),
     (SumOnOneRank, "ranks_differ"),
+    (ZerosAlone, "wrong_output"),
     (MaskTurnedAround, "mask_inverted"),
     (CountsFromZero, "offset_missing"),
     (CountsRanksByT, "wrong_offset"),

@@ -268,6 +268,11 @@ def sum_of_positions(logits, targets, group):
     return _tokens(logits, targets, group).sum(-1).mean()
 
 
+def sum_over_t(logits, targets, group):
+    """Not what sum_of_positions gives, though both divide a sum by a small number."""
+    return _tokens(logits, targets, group).sum() / dist.get_world_size(group)
+
+
 def minus_the_loss(logits, targets, group):
     return -_tokens(logits, targets, group).mean()
 
@@ -350,6 +355,7 @@ WRONG = [
     (for_each_token_in_a_row, "per_token"),
     (for_each_text, "per_row"),
     (sum_of_positions, "positions_summed"),
+    (sum_over_t, "wrong_output"),
     (minus_the_loss, "negative"),
     (counts_from_zero, "offset_missing"),
     (counts_by_the_whole, "wrong_offset"),

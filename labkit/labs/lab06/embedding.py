@@ -172,7 +172,7 @@ def _other_rows(got: list[Any], tokens: list[Any], table: Any, t: int) -> tuple[
         if float(least.max()) > told.RTOL * float(table.abs().max()):
             return None
         wrong += [(token, at) for token, at in zip(due.flatten().tolist(), row.tolist(), strict=True) if at != token]
-    if not wrong:
+    if not any(bool(out.any()) for out in got) or not wrong:
         return None
     others = [(token, at) for token, at in wrong if at < len(table)]
     if others:

@@ -45,7 +45,7 @@ def _case(rng: random.Random, world: int, t: int, offset: float) -> Case:
     import torch
 
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
-    vocab, batch, length = 16 * t * rng.randint(2, 3), 2, rng.randint(4, 6)
+    vocab, batch, length = 16 * t * rng.randint(2, 3), 3, rng.randint(4, 6)  # a batch that is no number of ranks
     each = []
     for _ in range(world // t):
         logits = 3 * torch.randn(batch, length, vocab, generator=generator) + offset
