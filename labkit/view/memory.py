@@ -61,7 +61,7 @@ def _controls(models: tuple[str, ...], begin: Mapping[str, Any]) -> dict[str, An
     return {
         "model": choice("model", models, begin["model"]),
         "device": choice("device", DEVICES, begin["device"]),
-        "micro_batch": slider("micro-batch b", POWERS[:8], begin["micro_batch"]),
+        "micro_batch": slider("microbatch b", POWERS[:8], begin["micro_batch"]),
         "seq": slider("sequence s", tuple(2**power for power in range(6, 18)), begin["seq"]),
         "dp": slider("dp", POWERS, begin["dp"]),
         "zero": slider("ZeRO stage", (0, 1, 2, 3), begin["zero"]),
@@ -165,7 +165,7 @@ def _how_recorded(recorded: Step | None) -> str:
     if recorded is None:
         return "recorded: nothing; memory(recorded=step) takes a step"
     how = "full" if recorded.checkpoint == "all" else "none"
-    choose = f"recorded: choose model {RECORDED!r}, micro-batch {recorded.batch}, sequence {recorded.length},"
+    choose = f"recorded: choose model {RECORDED!r}, microbatch {recorded.batch}, sequence {recorded.length},"
     return f"{choose}\nfp32, eager, recompute {how}; dp, tp, pp 1 and ZeRO 0"
 
 

@@ -1,8 +1,8 @@
-"""The ZeRO explorer: stages 0 to 3 side by side, for any ranks, precision, bucket size and number of micro-batches.
+"""The ZeRO explorer: stages 0 to 3 side by side, for any ranks, precision, bucket size and number of microbatches.
 
 Left, what a rank keeps, in bytes per parameter, stacked by kind, with the bucket in which gradients are reduced as a
 bar part of its own; right, what it sends in a step, in elements per parameter. Both are per parameter, so that the left
-axis stays as it is (what goes beyond is cut and said above); the right one grows with micro-batches alone. `stacked`
+axis stays as it is (what goes beyond is cut and said above); the right one grows with microbatches alone. `stacked`
 draws such bars of recorded steps.
 Left out: activations and what ZeRO-3 gathers for a moment (lab 03's explorer has both).
 """
@@ -35,7 +35,7 @@ MODELS = (OURS, "gpt2", "gpt3-1.3b", "llama-3.1-8b", "llama-3.1-70b")
 RANKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BUCKETS = (10**5, 10**6, 10**7, 10**8, 5 * 10**8)  # elements; the last is DeepSpeed's own
 MICROBATCHES = (1, 2, 4, 8)
-MOST_BYTES, MOST_SENT = 22.0, 3.0  # per parameter, of the axes; the right one's a micro-batch
+MOST_BYTES, MOST_SENT = 22.0, 3.0  # per parameter, of the axes; the right one's a microbatch
 HEAD = 1.08  # of the most, above which an axis ends: room for a sum
 FLAT = 0.82  # width of a bar
 
@@ -60,7 +60,7 @@ def zero(**start: Any) -> explore.Explorer:
         "precision": explore.choice("precision", ("fp32", "bf16"), begin["precision"]),
         "convention": explore.choice("counted as", ("zero", "deepspeed"), begin["convention"]),
         "bucket": explore.slider("bucket", BUCKETS, begin["bucket"], lambda count: f"{count:,}"),
-        "microbatches": explore.slider("micro-batches", MICROBATCHES, begin["microbatches"]),
+        "microbatches": explore.slider("microbatches", MICROBATCHES, begin["microbatches"]),
     }
     figure, update = _picture()
     return explore.explorer(controls, figure, update)

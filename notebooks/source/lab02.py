@@ -289,11 +289,11 @@ Markdown(f"**{large / small:.2f}: bytes and FLOPs both grow with the model. What
 
 # %% [markdown]
 # ## 4 · When the batch does not fit
-# Take it in *micro-batches*: backward on each adds to `.grad`, then one step. Memory is that of one micro-batch, and one synchronisation is enough.
+# Take it in *microbatches*: backward on each adds to `.grad`, then one step. Memory is that of one microbatch, and one synchronisation is enough.
 #
-# The usual way divides each mean loss by the number of micro-batches. Here texts have 8 to 96 bytes that count; the rest is padding (target -100).
+# The usual way divides each mean loss by the number of microbatches. Here texts have 8 to 96 bytes that count; the rest is padding (target -100).
 #
-# **Question.** Rank 0 has micro-batches of 8 and 88 counted bytes. How many times as much does a byte of the short one weigh?
+# **Question.** Rank 0 has microbatches of 8 and 88 counted bytes. How many times as much does a byte of the short one weigh?
 
 # %%
 weight_guess = labkit.predict("2.weight", ..., "times")
@@ -313,11 +313,11 @@ weight_guess.reveal(long / short)
 Markdown(f"**A byte of the short text weighs {long / short:g} times as much, and the gradient is {off_percent:.0f}% off.**")
 
 # %% [markdown]
-# A mean of means again (lab 00), over micro-batches *and* over ranks; nothing crashes. A widely used trainer had [this mistake until October 2024](https://huggingface.co/blog/gradient_accumulation).
+# A mean of means again (lab 00), over microbatches *and* over ranks; nothing crashes. A widely used trainer had [this mistake until October 2024](https://huggingface.co/blog/gradient_accumulation).
 #
 # **Exercise 2.3: small steps, one sum** (10 min, core)
 #
-# `microbatches` is a list of (tokens, targets), targets of -100 not counted; token counts differ, ranks may have different numbers of micro-batches, also none. Before the call every `.grad` is None; afterwards it is that of the mean loss over *all* counted tokens of all ranks; return that loss. Gradients travel once, besides them only scalars; hold one micro-batch's graph at a time.
+# `microbatches` is a list of (tokens, targets), targets of -100 not counted; token counts differ, ranks may have different numbers of microbatches, also none. Before the call every `.grad` is None; afterwards it is that of the mean loss over *all* counted tokens of all ranks; return that loss. Gradients travel once, besides them only scalars; hold one microbatch's graph at a time.
 #
 # <details><summary>Hint 1: a question</summary>
 # A sum over tokens can be added in any order. When must the number of tokens be known?
@@ -355,10 +355,10 @@ labkit.check("2.3")
 # %%
 error, gradients, title = lab02.accumulate_picture(accumulate, pieces)
 ax = curves.bars([("", [off_percent, error])], ["mean of means", title], "error (%)", "gradient, against all tokens as one batch")
-Markdown(f"**{title}: {curves.as_number(error)}% off; for {len(pieces[0])} micro-batches a rank sent {gradients:.3g} × a gradient's bytes.**")
+Markdown(f"**{title}: {curves.as_number(error)}% off; for {len(pieces[0])} microbatches a rank sent {gradients:.3g} × a gradient's bytes.**")
 
 # %% [markdown]
-# torch's DDP would all_reduce in *every* backward; `with ddp.no_sync():`, around forward and backward of all but the last, leaves that out. In DeepSpeed the batch is written down three times, and must agree: `train_batch_size` = micro-batch × accumulation steps × ranks.
+# torch's DDP would all_reduce in *every* backward; `with ddp.no_sync():`, around forward and backward of all but the last, leaves that out. In DeepSpeed the batch is written down three times, and must agree: `train_batch_size` = microbatch × accumulation steps × ranks.
 #
 # ## 5 · When the data does not divide
 # 18 samples, 4 ranks, 2 a rank and step: after two full steps two samples are left, and some ranks have nothing. A failure that is meant to happen:

@@ -236,7 +236,7 @@ class ZeroGradients:
 labkit.check("4.2")
 
 # %% [markdown]
-# **Question.** With four micro-batches a step, how many times DDP's traffic (with `no_sync`) does stage 2 send?
+# **Question.** With four microbatches a step, how many times DDP's traffic (with `no_sync`) does stage 2 send?
 
 # %%
 four_guess = labkit.predict("4.sent_2", ..., "times")
@@ -244,13 +244,13 @@ four_guess = labkit.predict("4.sent_2", ..., "times")
 # %%
 Mine2, note_2 = mine_or(ZeroGradients, lab04.kept_way, "FSDP2, which keeps its part of the parameters beside the whole")
 note_2 = note_2 and f" ({note_2})"
-stage2, of_four = lab04.record("stage 2", Mine2), lab04.record("4 micro-batches", Mine2, microbatches=4)
+stage2, of_four = lab04.record("stage 2", Mine2), lab04.record("4 microbatches", Mine2, microbatches=4)
 print(pictures.step_table([stage1, stage2, of_four], ranks=4))
 four_guess.reveal(communication(2, 4) / communication(0, 4))
-Markdown(f"**Gradients: {stage2.states()['gradients'] / stage2.parameters:.2f}Ψ bytes instead of 4Ψ. With four micro-batches it sends {of_four.sent_elements / ddp.sent_elements:.2f} times as much as DDP; by formula {communication(2, 4) / communication(0, 4):.2f}.**{note_2}")
+Markdown(f"**Gradients: {stage2.states()['gradients'] / stage2.parameters:.2f}Ψ bytes instead of 4Ψ. With four microbatches it sends {of_four.sent_elements / ddp.sent_elements:.2f} times as much as DDP; by formula {communication(2, 4) / communication(0, 4):.2f}.**{note_2}")
 
 # %% [markdown]
-# Each backward's gradients travel, k times Ψ, and parameters once: (k+1)Ψ. Stage 1 adds up first and stays at 2Ψ: with many micro-batches it is the faster one.
+# Each backward's gradients travel, k times Ψ, and parameters once: (k+1)Ψ. Stage 1 adds up first and stays at 2Ψ: with many microbatches it is the faster one.
 #
 # ## 4 · Parameters that come and go
 # A layer needs its parameters while it computes, twice a step. In between an N-th will do.
@@ -621,7 +621,7 @@ Markdown(f"**Per parameter {by_name['ZeRO-3']:.3g} bytes leave a node with stage
 # | you wrote | torch and DeepSpeed have | remember |
 # |---|---|---|
 # | `ZeroOptimizer` | `ZeroRedundancyOptimizer`; stage 1 | update an N-th, gather the rest: 2Ψ, as DDP |
-# | `ZeroGradients` | FSDP2 with `reshard_after_forward=False`; stage 2 | (k+1)Ψ with k micro-batches |
+# | `ZeroGradients` | FSDP2 with `reshard_after_forward=False`; stage 2 | (k+1)Ψ with k microbatches |
 # | `ZeroParameters` | `fully_shard`; stage 3 | 3Ψ, and a layer is whole for a moment |
 # | `clip_grad_norm` | `clip_grad_norm_` on DTensors; `gradient_clipping` | squares add up, norms do not |
 # | `ShardedCheckpoint` | `torch.distributed.checkpoint`; `zero_to_fp32.py` | one atomic action, after all are done |

@@ -155,9 +155,9 @@ def larger() -> Drawn:
 
 
 def counted() -> Drawn:
-    """Bytes that count in the micro-batches of four ranks."""
+    """Bytes that count in the microbatches of four ranks."""
     counts = [[int((targets != -100).sum()) for _, targets in mine] for mine in lab02.pictures.pieces()]
-    series = [(f"micro-batch {at}", [mine[at] for mine in counts]) for at in range(2)]
+    series = [(f"microbatch {at}", [mine[at] for mine in counts]) for at in range(2)]
     return drawn(curves.bars(series, RANK_NAMES, "bytes that count"), short=counts[0][0], long=counts[0][1])
 
 
@@ -166,7 +166,7 @@ def outweighed() -> Drawn:
     of_ranks = lab02.pictures.pieces()
     counts = [[int((targets != -100).sum()) for _, targets in mine] for mine in of_ranks]
     mean = sum(map(sum, counts)) / sum(map(len, counts))
-    series = [(f"micro-batch {at}", [mean / mine[at] for mine in counts]) for at in range(2)]
+    series = [(f"microbatch {at}", [mean / mine[at] for mine in counts]) for at in range(2)]
     ax = curves.bars(series, RANK_NAMES, "weight of a byte", "in a mean of means; 1 is right")
     fn = cells.function(LAB, "mean_of_means")
     fn.__globals__["average"] = lab02.torchs_average
@@ -175,7 +175,7 @@ def outweighed() -> Drawn:
 
 
 def synchronised() -> Drawn:
-    """Gradients that torch's DDP sends a step, with and without no_sync, by number of micro-batches."""
+    """Gradients that torch's DDP sends a step, with and without no_sync, by number of microbatches."""
     numbers = (1, 2, 4, 8)
     found = {wait: [launch(_sent, 2, n, wait, prints="quiet")[0] for n in numbers] for wait in (False, True)}
     series = [("in every backward", found[False]), ("once a step", found[True])]
@@ -184,7 +184,7 @@ def synchronised() -> Drawn:
 
 
 def _sent(number: int, wait: bool) -> float:
-    """Runs in a rank: bytes all_reduced for `number` micro-batches over those of one gradient."""
+    """Runs in a rank: bytes all_reduced for `number` microbatches over those of one gradient."""
     import contextlib
 
     import torch
@@ -275,7 +275,7 @@ def guide() -> Drawn:
     told, ranks = cells.value(LAB, "guide"), (1, 4, 8)
     said = told["train_batch_size"]
     found = [told["train_micro_batch_size_per_gpu"] * told["gradient_accumulation_steps"] * n for n in ranks]
-    series = [("train_batch_size", [said] * len(ranks)), ("micro-batch x\nsteps x ranks", found)]
+    series = [("train_batch_size", [said] * len(ranks)), ("microbatch x\nsteps x ranks", found)]
     names = [f"{n} GPU{'s' * (n > 1)}" for n in ranks]
     ax = curves.bars(series, names, "samples a step", ax=parts.wide(9))
     return drawn(ax, said=said, found=found[-1])

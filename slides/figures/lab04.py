@@ -76,7 +76,7 @@ def gradients() -> Drawn:
 
 
 def many_microbatches() -> Drawn:
-    """Elements sent a step over the number of micro-batches, by stage."""
+    """Elements sent a step over the number of microbatches, by stage."""
     numbers = (1, 2, 4, 8)
     series = [
         (name, [claims.communication(stage, k, RANKS) for k in numbers])

@@ -18,7 +18,7 @@ NAMES = ("a", "b")
 
 
 def part(counted, positions, loss, *gradient):
-    """A micro-batch with a gradient of two parameters."""
+    """A microbatch with a gradient of two parameters."""
     tensors = torch.tensor(gradient, dtype=torch.float64)
     return Part(counted, positions, loss, {"a": tensors[:2], "b": tensors[2:]}, 1)
 

@@ -49,7 +49,7 @@ def test_losses_are_those_of_one_worker(steps, stage):
 
 def test_with_k_microbatches_stage_2_sends_k_plus_1_times_and_losses_stay():
     cls = cells.function("04", "ZeroGradients")
-    step = lab04.record("3 micro-batches", cls, world_size=2, microbatches=3)
+    step = lab04.record("3 microbatches", cls, world_size=2, microbatches=3)
     assert step.sent_elements == pytest.approx(claims.communication(2, 3, 2), rel=1e-3)
     assert step.losses == pytest.approx(lab04.serial_losses(6), rel=1e-5)  # as many rows in one batch
 

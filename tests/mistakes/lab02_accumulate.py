@@ -93,7 +93,7 @@ def reduced_in_every_microbatch(model, microbatches):
 
 
 def reduced_for_as_many_as_the_longest_rank_has(model, microbatches):
-    """Right values on all ranks, without a hang, and every micro-batch still costs a gradient."""
+    """Right values on all ranks, without a hang, and every microbatch still costs a gradient."""
     longest = torch.tensor(len(microbatches))
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     held = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -116,7 +116,7 @@ def reduced_for_as_many_as_the_longest_rank_has(model, microbatches):
 
 
 def sums_counts_in_the_loop(model, microbatches):
-    """Fine while all ranks have as many micro-batches; then some wait for ever."""
+    """Fine while all ranks have as many microbatches; then some wait for ever."""
     loss_sum, count = 0.0, 0
     for tokens, targets in microbatches:
         loss = sum_of(model, tokens, targets)
@@ -179,7 +179,7 @@ def does_not_know_of_ignored_targets(model, microbatches):
 
 
 def means_times_counts(model, microbatches):
-    """nan where a micro-batch has no counted token."""
+    """nan where a microbatch has no counted token."""
     loss_sum, count = 0.0, 0
     for tokens, targets in microbatches:
         counted = int((targets != -100).sum())
@@ -280,7 +280,7 @@ def takes_grad_for_granted(model, microbatches):
 
 
 def one_backward_for_all(model, microbatches):
-    """Right values, and every micro-batch's activations at once."""
+    """Right values, and every microbatch's activations at once."""
     losses = [sum_of(model, tokens, targets) for tokens, targets in microbatches]
     loss = torch.stack(losses).sum() if losses else 0 * sum(p.sum() for p in model.parameters())
     loss.backward()

@@ -22,7 +22,7 @@ def mean_of(model, tokens, targets):
 
 
 def backwards(model, microbatches):
-    """Backward of every micro-batch's summed loss: (sum of losses, counted tokens)."""
+    """Backward of every microbatch's summed loss: (sum of losses, counted tokens)."""
     loss_sum, count = 0.0, 0
     for tokens, targets in microbatches:
         loss = sum_of(model, tokens, targets)
@@ -132,7 +132,7 @@ def with_checkpointing(model, microbatches):
 
 
 def with_a_forward_for_zeros(model, microbatches):
-    """A rank without micro-batches makes its zeros by a backward of 0 times the model; graphs are kept by name."""
+    """A rank without microbatches makes its zeros by a backward of 0 times the model; graphs are kept by name."""
     loss_sum, count, kept = 0.0, 0, []
     for tokens, targets in microbatches:
         loss = sum_of(model, tokens, targets)

@@ -90,7 +90,7 @@ def test_the_recorded_model_has_its_record_below(made):
     found.controls["micro_batch"].value = 8
     assert all(width == 0 for _, width in widths(ax, 1).values())
     told = next(text.get_text() for text in ax.texts if text.get_text().startswith("recorded: choose"))
-    for words in (f"model {memory.RECORDED!r}", "micro-batch 4", "sequence 128", "fp32", "recompute none"):
+    for words in (f"model {memory.RECORDED!r}", "microbatch 4", "sequence 128", "fp32", "recompute none"):
         assert words in told
 
 

@@ -1,9 +1,9 @@
 """Judge of exercise 2.3, `accumulate`: many small backwards, one sum over ranks, the mean over all counted tokens.
 
 The gradient due is that of one batch of everything: the sum of all tokens' losses over their number, of all
-micro-batches of all ranks. The parent works it out serially, one micro-batch at a time, from inputs drawn after the
+microbatches of all ranks. The parent works it out serially, one microbatch at a time, from inputs drawn after the
 answer was sealed. Evidence, from the ranks' records: bytes sent (one gradient, by ring 2(n-1)/n of it, and some
-scalars), FLOPs (a rank's own micro-batches, one checkpointed forward more allowed), bytes held (one micro-batch's graph
+scalars), FLOPs (a rank's own microbatches, one checkpointed forward more allowed), bytes held (one microbatch's graph
 at a time), waits. At the call every `.grad` is None. Left out: when the gradient is communicated, during the last
 backward or after it; a group that is destroyed after the last call, which harms nothing here.
 """
@@ -33,7 +33,7 @@ TOLERANCE = 2e-4
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
-    """Two ranks with twelve micro-batches each; then numbers that differ, a rank with none, one rank alone."""
+    """Two ranks with twelve microbatches each; then numbers that differ, a rank with none, one rank alone."""
     seen = []
     for case in cases(random.Random(seed)):
         parts = serial(case)
@@ -54,8 +54,8 @@ def judge(fn: Callable, seed: int) -> Verdict:
             return found
     case, _, observed = seen[0]
     return right(
-        f"the gradient of one batch of {sum(map(sum, case.counts))} tokens, from {len(case.batches[0])} micro-batches "
-        f"on each of {case.world_size} ranks, communicated once; a rank without micro-batches takes part"
+        f"the gradient of one batch of {sum(map(sum, case.counts))} tokens, from {len(case.batches[0])} microbatches "
+        f"on each of {case.world_size} ranks, communicated once; a rank without microbatches takes part"
     )
 
 
@@ -64,7 +64,7 @@ def _rank_args(case: Case) -> list[tuple]:
 
 
 def serial(case: Case) -> list[list[Part]]:
-    """Per rank and micro-batch what it adds to the whole, worked out here, one after another."""
+    """Per rank and microbatch what it adds to the whole, worked out here, one after another."""
     with models.one_thread():
         return _serial(case)
 
@@ -129,17 +129,17 @@ def _ran(case: Case, observed: Observed) -> Verdict | None:
     if failed.cause == "raised":
         if none is None or observed.outcome.cause.rank != none:
             return failed
-        cause, sentence = "no_microbatch", f"rank {none} has no micro-batch, and must take part all the same."
+        cause, sentence = "no_microbatch", f"rank {none} has no microbatch, and must take part all the same."
     elif max(reduced) > case.gradient_bytes + seen_in.SCALAR_BYTES and case.world_size > 2:
         cause, sentence = "every_microbatch", (
-            "gradients are communicated in every micro-batch, and ranks have different numbers of them: once, at the "
+            "gradients are communicated in every microbatch, and ranks have different numbers of them: once, at the "
             "end, is enough."
         )
     elif none is not None:
-        cause, sentence = "no_microbatch", f"rank {none} has no micro-batch, but its zeros belong to every sum."
+        cause, sentence = "no_microbatch", f"rank {none} has no microbatch, but its zeros belong to every sum."
     elif len(set(map(len, case.batches))) > 1:
         cause, sentence = "uneven_numbers", (
-            "ranks have different numbers of micro-batches: what they communicate must not depend on the number."
+            "ranks have different numbers of microbatches: what they communicate must not depend on the number."
         )
     else:
         return failed
@@ -233,8 +233,8 @@ def _scalars(case: Case) -> int:
 
 
 def _own_work(case: Case, parts: list[list[Part]], observed: Observed) -> Verdict | None:
-    """A rank computes its own micro-batches. One forward more each is allowed for checkpointing, one to look at the
-    loss, and one micro-batch for zeros. Others' tokens can only have come where more than gradients and scalars did.
+    """A rank computes its own microbatches. One forward more each is allowed for checkpointing, one to look at the
+    loss, and one microbatch for zeros. Others' tokens can only have come where more than gradients and scalars did.
     """
     largest = max(part.flops for mine in parts for part in mine)
     bounds = case.gradient_bytes, case.world_size, _scalars(case)
@@ -244,12 +244,12 @@ def _own_work(case: Case, parts: list[list[Part]], observed: Observed) -> Verdic
         done = record.flops if record is not None else 0
         if done > 1.75 * own + largest:
             cause, sentence = "work_repeated", (
-                f"rank {rank} computes {done / max(1, own):.2g} times what its micro-batches need: one forward and one "
+                f"rank {rank} computes {done / max(1, own):.2g} times what its microbatches need: one forward and one "
                 "backward each."
             )
             if more:
                 cause = "work_of_others"
-                sentence = f"rank {rank} computes micro-batches of other ranks: each is to compute its own."
+                sentence = f"rank {rank} computes microbatches of other ranks: each is to compute its own."
             got, expected = f"{done / 1e6:.3g} MFLOPs", f"{own / 1e6:.3g} MFLOPs"
             return wrong("evidence", cause, sentence, case.tried, got, expected)
     return None

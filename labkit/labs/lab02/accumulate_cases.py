@@ -1,4 +1,4 @@
-"""What exercise 2.3 is asked: a small model, and micro-batches of real text whose targets count only in part.
+"""What exercise 2.3 is asked: a small model, and microbatches of real text whose targets count only in part.
 
 Everything is drawn from a seed. Left out: the serial reference and the verdict (`accumulate`).
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 IGNORED = -100  # torch.nn.functional.cross_entropy's ignore_index
 SHAPE = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "ffn": 24}
-MANY = 12  # micro-batches of the first case: as many graphs are far more than one, see accumulate_seen.graphs_kept
+MANY = 12  # microbatches of the first case: as many graphs are far more than one, see accumulate_seen.graphs_kept
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. weights: the model's parameters by name. batches: per rank, its micro-batches."""
+    """One call. weights: the model's parameters by name. batches: per rank, its microbatches."""
 
     what: str
     weights: dict[str, Any]
@@ -28,7 +28,7 @@ class Case:
 
     @property
     def counts(self) -> list[list[int]]:
-        """Counted tokens per rank and micro-batch."""
+        """Counted tokens per rank and microbatch."""
         return [[int((targets != IGNORED).sum()) for _, targets in mine] for mine in self.batches]
 
     @property
@@ -45,19 +45,19 @@ def cases(rng: random.Random) -> list[Case]:
     none = rng.randrange(3)
     numbers = rng.sample((1, 2, 3, 4), 4)
     return [
-        Case(f"{MANY} micro-batches each", weights(rng), tuple(microbatches(rng, MANY, (2, 24)) for _ in range(2))),
-        Case("1 to 4 micro-batches", weights(rng), tuple(microbatches(rng, number) for number in numbers)),
+        Case(f"{MANY} microbatches each", weights(rng), tuple(microbatches(rng, MANY, (2, 24)) for _ in range(2))),
+        Case("1 to 4 microbatches", weights(rng), tuple(microbatches(rng, number) for number in numbers)),
         Case(
-            f"none on rank {none}, and a micro-batch without a counted token",
+            f"none on rank {none}, and a microbatch without a counted token",
             weights(rng),
             tuple(microbatches(rng, 0 if rank == none else 2, empty=rank == (none + 1) % 3) for rank in range(3)),
         ),
-        Case("3 micro-batches", weights(rng), (microbatches(rng, 3),)),
+        Case("3 microbatches", weights(rng), (microbatches(rng, 3),)),
     ]
 
 
 def weights(rng: random.Random) -> dict[str, Any]:
-    """A model's parameters, far enough from 0 that micro-batches have clearly different gradients."""
+    """A model's parameters, far enough from 0 that microbatches have clearly different gradients."""
     import torch
 
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
@@ -85,7 +85,7 @@ def microbatches(
 ) -> tuple[tuple[Any, Any], ...]:
     """Windows of real text, (tokens, targets) each; of a row's targets only a part counts, few or many.
 
-    empty: the last micro-batch has no counted token at all.
+    empty: the last microbatch has no counted token at all.
     """
     import torch
 

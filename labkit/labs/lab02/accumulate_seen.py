@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.record.events import Op, RankRecord
 
-# Counts and losses: a few numbers, also as pickled objects or padding of chunks; tokens of a micro-batch are more.
+# Counts and losses: a few numbers, also as pickled objects or padding of chunks; tokens of a microbatch are more.
 SCALAR_BYTES = 1024
 _EMBEDS = "aten.embedding"
 # What may be held at the peak: parameters made for the call, .grad, copies of it; a graph in its backward, and as much
@@ -83,7 +83,7 @@ def too_much(record: RankRecord, gradient_bytes: int, microbatches: int, surplus
         return "gathered", sentence
     reduced = by_op.get("all_reduce", 0) / gradient_bytes
     if microbatches > 1 and reduced > microbatches - 0.1:
-        return "every_microbatch", "gradients are communicated in every micro-batch: add them up, send them once."
+        return "every_microbatch", "gradients are communicated in every microbatch: add them up, send them once."
     if any(event.dtype == "float64" for event in record.communications if event.num_bytes > 64):
         return "sent_as_float64", "gradients are sent as float64: twice the bytes for what was float32."
     if surplus < gradient_bytes / 2:
@@ -116,16 +116,16 @@ def more_than_sums(record: RankRecord, gradient_bytes: int, world_size: int, sca
 
 
 def all_at_once(record: RankRecord, tokens: int, hidden: int) -> tuple[str, str, str, str] | None:
-    """A forward of more tokens than the largest micro-batch has. tokens: of that one; hidden: the model's width."""
+    """A forward of more tokens than the largest microbatch has. tokens: of that one; hidden: the model's width."""
     forwards = [op.written_bytes // (4 * hidden) for op in _forwards(record)]
     if not forwards or max(forwards) <= tokens:
         return None
-    sentence = "micro-batches went through the model together: their activations are all held at once."
-    return "one_large_batch", sentence, f"a forward of {max(forwards)} tokens", f"at most {tokens}, one micro-batch"
+    sentence = "microbatches went through the model together: their activations are all held at once."
+    return "one_large_batch", sentence, f"a forward of {max(forwards)} tokens", f"at most {tokens}, one microbatch"
 
 
 def graphs_kept(record: RankRecord, gradient_bytes: int, tokens: int) -> tuple[str, str, str, str] | None:
-    """Whether graphs of several micro-batches were there at once. tokens: of a micro-batch, over a byte's 256 values.
+    """Whether graphs of several microbatches were there at once. tokens: of a microbatch, over a byte's 256 values.
 
     Measured in logits (tokens * 256 * 4 bytes): a graph keeps 2.3 of them, its backward holds 5 for a moment.
     """
@@ -134,10 +134,10 @@ def graphs_kept(record: RankRecord, gradient_bytes: int, tokens: int) -> tuple[s
     if held <= most:
         return None
     sentence = (
-        "graphs of earlier micro-batches are still held: backward each before the next forward, without retain_graph."
+        "graphs of earlier microbatches are still held: backward each before the next forward, without retain_graph."
     )
     got = f"{held / 1e3:.0f} kB more at the peak than at the call"
-    return "all_graphs_held", sentence, got, f"at most {most / 1e3:.0f} kB: one micro-batch's graph and gradients"
+    return "all_graphs_held", sentence, got, f"at most {most / 1e3:.0f} kB: one microbatch's graph and gradients"
 
 
 def _forwards(record: RankRecord) -> list[Op]:

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Part:
-    """What one micro-batch adds: counted tokens, all positions, the sum of losses, its gradient by name, FLOPs."""
+    """What one microbatch adds: counted tokens, all positions, the sum of losses, its gradient by name, FLOPs."""
 
     counted: int
     positions: int
@@ -24,7 +24,7 @@ class Part:
     flops: int
 
 
-Parts = Sequence[Sequence[Part]]  # per rank, its micro-batches
+Parts = Sequence[Sequence[Part]]  # per rank, its microbatches
 
 
 def counted(parts: Parts) -> int:
@@ -95,9 +95,9 @@ def wrong_loss(parts: Parts, out: float, rank: int) -> tuple[str, str]:
 
 def _not_finite(parts: Parts) -> tuple[str, str]:
     if any(part.counted == 0 for mine in parts for part in mine):
-        return "empty_microbatch", "a micro-batch without a counted token has no mean, 0 / 0 is nan: add up sums."
+        return "empty_microbatch", "a microbatch without a counted token has no mean, 0 / 0 is nan: add up sums."
     if any(not mine for mine in parts):
-        return "no_microbatch", "a rank without micro-batches has no mean, 0 / 0 is nan: add up sums."
+        return "no_microbatch", "a rank without microbatches has no mean, 0 / 0 is nan: add up sums."
     return "not_finite", "there is nan or infinity in it."
 
 
@@ -194,12 +194,12 @@ _SENTENCES = {
     "local_tokens": "the sum over ranks was divided by rank {rank}'s own tokens: add up the counts over ranks too.",
     "ignored_counted": "targets of -100 were counted as tokens: they add no loss, and count for nothing.",
     "twice": "it is twice as long: was it added to one that was already there, or summed over the two ranks again?",
-    "mean_of_means": "this is a mean of micro-batch means: one with few tokens weighs as much as one with many.",
+    "mean_of_means": "this is a mean of microbatch means: one with few tokens weighs as much as one with many.",
     "mean_over_ranks": "each rank's mean is right, but ranks weigh alike: one with few tokens counts as one with many.",
-    "last_microbatch": "only the last micro-batch is in it: were gradients cleared, or is backward after the loop?",
-    "first_microbatch": "only the first micro-batch is in it.",
-    "reduced_again": ".grad was summed over ranks after every micro-batch, and so the earlier ones again each time.",
-    "not_reduced": "rank {rank} has the gradient of its own micro-batches only, without those of other ranks.",
+    "last_microbatch": "only the last microbatch is in it: were gradients cleared, or is backward after the loop?",
+    "first_microbatch": "only the first microbatch is in it.",
+    "reduced_again": ".grad was summed over ranks after every microbatch, and so the earlier ones again each time.",
+    "not_reduced": "rank {rank} has the gradient of its own microbatches only, without those of other ranks.",
 }
 
 _LOSSES = {
@@ -209,5 +209,5 @@ _LOSSES = {
     "loss_times_world_size": "it is world_size times too large.",
     "loss_of_means": "it is a mean of means, in which few tokens weigh as much as many.",
     "local_loss": "it is of this rank's own tokens: sum losses and counts over ranks too.",
-    "last_loss": "it is of the last micro-batch only.",
+    "last_loss": "it is of the last microbatch only.",
 }

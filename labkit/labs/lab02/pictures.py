@@ -11,7 +11,7 @@ from typing import Any
 
 STUB = "not yet yours"
 IGNORED = -100  # a target that counts for nothing
-COUNTS = ((8, 88), (96, 24), (40, 80), (64, 16))  # tokens that count, per rank and micro-batch
+COUNTS = ((8, 88), (96, 24), (40, 80), (64, 16))  # tokens that count, per rank and microbatch
 
 
 class TorchDDP:
@@ -50,7 +50,7 @@ def small_model() -> Any:
 
 
 def pieces(counts: Sequence[Sequence[int]] = COUNTS) -> list[list[tuple[Any, Any]]]:
-    """Per rank, micro-batches of real text of unequal length: counts[rank][i] targets count in micro-batch i.
+    """Per rank, microbatches of real text of unequal length: counts[rank][i] targets count in microbatch i.
 
     Each is (tokens, targets), int64 of shape (1, longest); a target of IGNORED is padding.
     """

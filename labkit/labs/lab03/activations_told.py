@@ -67,7 +67,7 @@ def _general(convention: str) -> Iterator[tuple[str, Callable[..., float], str]]
     yield (
         "batch_forgotten",
         lambda s, b, q, e, c: due(s, 1, q, e, c),
-        ("batch does not show: every sequence of the micro-batch is kept."),
+        ("batch does not show: every sequence of the microbatch is kept."),
     )
     yield "elements", lambda s, b, q, e, c: due(s, b, q, e, c) / e, "these are elements: each has element_bytes bytes."
     yield (

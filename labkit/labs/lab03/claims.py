@@ -50,7 +50,7 @@ def too_large(model: str = "gpt3-175b", device: str = "H100") -> Claim:
 
 
 def accumulation(model: str = "llama-3.2-1b", steps: int = 8) -> Claim:
-    """Micro-batches instead of one batch: less memory."""
+    """Microbatches instead of one batch: less memory."""
     shape = named(model)
     whole, parts = (memory.memory(shape, Layout(seq=4096, micro_batch=size)) for size in (steps, 1))
     figure = (

@@ -50,7 +50,7 @@ class Hyper:
 class Case:
     """One training run. what: what is special about it, in words for a card.
 
-    batches: by rank, step, micro-batch: ((x, numbers of the branches in use), targets).
+    batches: by rank, step, microbatch: ((x, numbers of the branches in use), targets).
     """
 
     what: str
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def micro(self) -> tuple[int, ...]:
-        """Micro-batches of each step."""
+        """Microbatches of each step."""
         return tuple(len(step) for step in self.batches[0])
 
     @property
@@ -146,7 +146,7 @@ def _branches_used(rng: random.Random, branches: int, world_size: int) -> list[l
 
 
 def _share_of(branches: int, number: int, count: int) -> list[int]:
-    """Branches of micro-batch `number` of `count`."""
+    """Branches of microbatch `number` of `count`."""
     return [branch for branch in range(branches) if branch % count == number]
 
 

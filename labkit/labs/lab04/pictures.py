@@ -102,7 +102,7 @@ class Spread:
 
 
 def spreads(nodes: int = 2, per_node: int = 8) -> list[Spread]:
-    """ZeRO, hybrid sharding and ZeRO++ on equal nodes, bf16 with fp32 masters, one micro-batch, one network card each.
+    """ZeRO, hybrid sharding and ZeRO++ on equal nodes, bf16 with fp32 masters, one microbatch, one network card each.
 
     Hybrid (HSDP): shards within a node, replicas between (FSDP, arXiv:2304.11277, section 3.2.2): a GPU's part of the
     gradients is all_reduced between nodes. ZeRO++ (arXiv:2306.10209, sections 3.1 to 3.3): weights gathered as 8-bit

@@ -5,7 +5,7 @@ AdamW (https://arxiv.org/abs/1711.05101, algorithm 2, as torch.optim.AdamW has i
     p <- p (1 - lr wd);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
     p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-g: the mean over ranks of each rank's gradient, its micro-batches added up. Parameters that are not fp32 have an fp32
+g: the mean over ranks of each rank's gradient, its microbatches added up. Parameters that are not fp32 have an fp32
 copy that is updated. Left out: anything parallel.
 """
 
@@ -23,7 +23,7 @@ Params = dict[str, Any]  # name -> tensor
 
 @dataclass(frozen=True)
 class Serial:
-    """start: parameters. params: by step, after it. losses: by step, rank, micro-batch."""
+    """start: parameters. params: by step, after it. losses: by step, rank, microbatch."""
 
     start: Params
     params: list[Params]
@@ -67,7 +67,7 @@ def _copy(module: Any) -> Params:
 
 
 def _backwards(module: Any, trained: Params, batches: tuple) -> tuple[list[Params], list[float]]:
-    """(gradients, losses) of each micro-batch by itself."""
+    """(gradients, losses) of each microbatch by itself."""
     by_micro, losses = [], []
     for inputs, targets in batches:
         module.zero_grad()
@@ -79,7 +79,7 @@ def _backwards(module: Any, trained: Params, batches: tuple) -> tuple[list[Param
 
 
 def _added(by_micro: list[Params], mistake: str, left: Params) -> Params:
-    """A rank's gradient of a step, in fp32: None where no micro-batch gave one."""
+    """A rank's gradient of a step, in fp32: None where no microbatch gave one."""
     added = {}
     for name in by_micro[0]:
         parts = [each[name] for each in by_micro if each[name] is not None]

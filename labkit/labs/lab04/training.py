@@ -46,7 +46,7 @@ class Cut:
 def train(cls: Callable, plan: models.Plan, hyper: dict, seed: int, batches: Sequence, whole: bool = False) -> Any:
     """Runs in a rank: train by `cls`, one optimizer step per item of `batches`; what was seen, as plain containers.
 
-    whole: cls wraps the module (4.3), else it takes its parameters. Gives losses and after (by step and micro-batch;
+    whole: cls wraps the module (4.3), else it takes its parameters. Gives losses and after (by step and microbatch;
     after: bytes in `.grad` then), params (by step, name -> tensor), and at the end of each step kept (bytes of this
     function's own), grads (bytes in `.grad`) and left (names of gradients that are not zero); and once early (of
     `average_waits.noted`), python (bytes of Python's objects; 0 for a small model) and traced (False where the answer
