@@ -33,8 +33,8 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H1", ranks, microbatches, tuple(range(ranks)), tuple(lists))
 
 
-# With few microbatches: forwards first, and the first stage's Ws at once (the shorter one from p microbatches up) or
-# with all others in the gaps that are left (below p).
+# With few microbatches: forwards first, and the first stage's Ws at once (never the longer one from p - 1 microbatches
+# up) or with all others in the gaps that are left (below that).
 PREFERENCES = (
     (("F", 1), ("F", 0), ("I", 0), ("W", 0), ("I", 1), ("W", 1)),
     (("F", 1), ("F", 0), ("I", 0), ("I", 1), ("W", 0), ("W", 1)),

@@ -672,9 +672,11 @@ plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)
 off = lab06.differences(on_ring, serial)["losses"]
-Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {kept[1] / kept[0]:.0%} of a layer's; gathered again {sent[2] / sent[0]:.2f} times and {kept[2] / kept[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** The formula, in bytes per token: norms 8(3h + 1), over t in sequence parallel alone; heads and MLP 4(4h + a + 4f), always over t; kept as gathered, 8h(t - 1)/t more. {note_6}")
+Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {kept[1] / kept[0]:.0%} of a layer's; gathered again {sent[2] / sent[0]:.2f} times and {kept[2] / kept[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
 
 # %% [markdown]
+# The formula of the bars, in bytes per token and layer: h is the hidden size, f the MLP's width, a the heads, to all of which keys and values are repeated; fp32, t ranks. Norms: 8(3h + 1), divided by t in sequence parallel alone. Attention and MLP: 4(4h + a + 4f), always divided by t. The input as gathered, where it is kept: 8h(t−1)/t more.
+#
 # ## 8 · The same in torch and DeepSpeed
 # torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f. DeepSpeed's AutoTP finds the matrices by their modules' names.
 

@@ -473,7 +473,7 @@ for name, each in (trained | theirs).items():
 print("ZeRO-2 with a pipeline:", engines.refusal(2))
 
 # %% [markdown]
-# torch has the schedules of section 5 too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`. On a cluster:
+# torch has the schedules of section 5 too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`. In a terminal, `labkit run lab07.schedules` times five schedules on this machine's CPU. On a cluster:
 #
 # ```
 # model = PipelineModule(layers, num_stages=4, loss_fn=loss, partition_method="parameters")
