@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from labkit.check.evidence import Observed
 from labkit.classroom import prove
-from labkit.labs.lab07 import design, one_f_one_b, split, standins, steps, told
+from labkit.labs.lab07 import design, messages, one_f_one_b, split, standins, steps, told
 from labkit.ranks.launch import launch
-from labkit.ranks.outcome import Cause
+from labkit.ranks.outcome import Cause, Whereabouts
 from slides import cells
 
 
@@ -92,6 +92,12 @@ def test_the_notebooks_1f1b_lets_go_of_what_it_sent_and_waits_for_nothing(p, m):
         assert one_f_one_b._most(case, record, sent) <= outputs + gradients
 
 
+def asynchronous():
+    """A right answer to 7.3 that calls isend and recv."""
+    answers = prove.load(Path(__file__).parents[1] / "mistakes" / "lab07.py").RIGHT["7.3"]
+    return next(each for each in answers if each.__name__ == "asynchronous")
+
+
 def keeping_handles(name, answer, *given):
     """An answer whose handles of `name`, "isend" or "irecv", stay in a list, though each is waited for in time."""
     kept, plain = [], getattr(dist, name)
@@ -116,9 +122,7 @@ def keeping_handles(name, answer, *given):
 @pytest.mark.parametrize("name, cause", [("isend", "sent_kept"), ("irecv", "kept")])
 def test_handles_that_are_kept_are_told_though_they_were_waited_for(name, cause):
     case = steps.draw(random.Random(4), "one_f_one_b", 4, 14)
-    answer = cells.function("07", "one_f_one_b")
-    assert steps.observe(answer, case).outcome.cause is None
-    observed = steps.observe(functools.partial(keeping_handles, name, answer), case)
+    observed = steps.observe(functools.partial(keeping_handles, name, asynchronous()), case)
     assert observed.outcome.cause is None
     found = one_f_one_b.few_received(case, observed) or one_f_one_b.few_sent(case, observed)
     assert found is not None and found.cause == cause
@@ -126,11 +130,9 @@ def test_handles_that_are_kept_are_told_though_they_were_waited_for(name, cause)
 
 
 def test_as_many_sends_under_way_each_way_as_there_are_ranks_are_few():
-    answers = prove.load(Path(__file__).parents[1] / "mistakes" / "lab07.py").RIGHT["7.3"]
-    asynchronous = next(each for each in answers if each.__name__ == "asynchronous")
     case = steps.draw(random.Random(5), "one_f_one_b", 4, 14)
     for most, due in ((4, True), (14, False)):
-        observed = steps.observe(functools.partial(asynchronous, most=most), case)
+        observed = steps.observe(functools.partial(asynchronous(), most=most), case)
         assert observed.outcome.cause is None
         assert (one_f_one_b.few_sent(case, observed) is None) == due
 
@@ -172,7 +174,9 @@ def stopped(cause, said, *reports):
     "cause, said, reports, due, word",
     [  # reports: of ranks whose stage was given a tensor that requires no grad
         ("deadlock", "ranks 0 and 1 both send first: a send returns only", (), "deadlock", "one sends while"),
-        ("deadlock", "ranks 0 and 1 both receive first: nobody has sent; let one send first", (), "deadlock", ""),
+        ("deadlock", "ranks 0 and 1 both receive first: nobody has sent; let one", (), "deadlock", "first backward?"),
+        ("deadlock", "ranks 0 and 2 both receive first: nobody has sent; let one send first", (), "deadlock", ""),
+        ("raised", "list index out of range", (), "raised", ""),
         ("raised", "Expected parameter `tensor` of", ((1, {"without_graph": 0}),), "no_requires_grad", "no graph"),
         ("raised", "Expected parameter `tensor` of", ((0, {"without_graph": 0}),), "no_leaf", "only a leaf"),
         ("raised", "element 0 does not require grad and does not have a grad_fn", (), "graph_cut", "without a graph"),
@@ -185,6 +189,22 @@ def test_what_is_said_of_a_run_that_failed_is_true_of_it(cause, said, reports, d
     found = told.ran(case, stopped(cause, said, *reports), "gpipe")
     assert found.cause == due and word in found.sentence and said in found.sentence
     assert word or found.sentence == said
+
+
+def test_a_handle_that_nobody_waits_for_is_told_when_ranks_stand_still():
+    def entry(op, state="issued", blocking=False):
+        return SimpleNamespace(op=op, state=state, blocking=blocking, place="cell.py:3")
+
+    def left(code, *ledgers):
+        where = tuple(Whereabouts(rank, "returned" if rank else "waiting") for rank in range(2))
+        whole = SimpleNamespace(cause=Cause(code, "", 0, where), ledgers=ledgers)
+        return messages.left_behind(SimpleNamespace(outcome=whole))
+
+    done = [entry("recv", "done"), entry("send", "waiting"), entry("recv", blocking=True), entry("all_reduce")]
+    assert left("deadline", done, done) == left("deadline", [entry("send")], done) == ""
+    assert "rank 1 has not waited for its isend (cell.py, line 3)" in left("deadline", [entry("send")], [entry("send")])
+    assert "rank 0 has not waited for its irecv" in left("not_waited", [entry("recv")], [entry("send")])
+    assert left("not_waited", done, [entry("send")]) == ""
 
 
 def test_two_microbatches_in_flight_in_one_storage_are_noticed_and_no_others():

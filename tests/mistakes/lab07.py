@@ -7,13 +7,14 @@ import lab07_design
 import lab07_gpipe
 import lab07_gpipe_more
 import lab07_one_f_one_b
+import lab07_one_f_one_b_more
 import lab07_split
 import lab07_tied
 
 WRONG = {
     "7.1": lab07_split.WRONG,
     "7.2": lab07_gpipe.WRONG + lab07_gpipe_more.WRONG,
-    "7.3": lab07_one_f_one_b.WRONG,
+    "7.3": lab07_one_f_one_b.WRONG + lab07_one_f_one_b_more.WRONG,
     "7.4": lab07_tied.WRONG,
     "7.5": lab07_design.WRONG,
 }
@@ -21,7 +22,7 @@ WRONG = {
 RIGHT = {
     "7.1": lab07_split.RIGHT,
     "7.2": lab07_gpipe.RIGHT + lab07_gpipe_more.RIGHT,
-    "7.3": lab07_one_f_one_b.RIGHT,
+    "7.3": lab07_one_f_one_b.RIGHT + lab07_one_f_one_b_more.RIGHT,
     "7.4": lab07_tied.RIGHT,
     "7.5": lab07_design.RIGHT,
 }

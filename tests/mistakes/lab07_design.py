@@ -109,6 +109,40 @@ def a_list(ranks, microbatches):
     return _split(ranks, microbatches)
 
 
+def nothing_returned(ranks, microbatches):
+    put_off(ranks, microbatches)
+
+
+def lines(ranks, microbatches):
+    return put_off(ranks, microbatches).splitlines()
+
+
+def played_greedily(ranks, microbatches):
+    """Unit after unit, whatever is ready: I before F before W. Stages in a V, at most 3p forwards kept."""
+    where, stages, done = [*range(ranks), *reversed(range(ranks))], 2 * ranks, {}
+    lists, kept, unit = [[] for _ in range(ranks)], [0] * ranks, 0
+    left = [(kind, stage, i) for kind in "IFW" for i in range(microbatches) for stage in reversed(range(stages))]
+
+    def ready(kind, stage, i):
+        needs = {"F": [("F", stage - 1)], "I": [("F", stage), ("I", stage + 1)], "W": [("I", stage)]}[kind]
+        return all(done.get((*need, i), unit) < unit for need in needs if 0 <= need[1] < stages)
+
+    while left:
+        for rank in range(ranks):
+            own = [each for each in left if where[each[1]] == rank and ready(*each)]
+            own = [each for each in own if each[0] != "F" or kept[rank] < 3 * ranks]
+            if not own:
+                lists[rank].append(".")
+                continue
+            kind, stage, i = own[0]
+            left.remove(own[0])
+            done[kind, stage, i] = unit
+            kept[rank] += {"F": 1, "I": 0, "W": -1}[kind]
+            lists[rank].append(f"{stage}{kind}{i}")
+        unit += 1
+    return _text("greedy", ranks, microbatches, " ".join(map(str, where)), lists)
+
+
 def for_four_and_eight(ranks, microbatches):
     return put_off(4, 8)
 
@@ -182,10 +216,12 @@ WRONG = [
     (done_twice, "twice"),
     (a_slip, "unreadable"),
     (a_list, "wrong_type"),
+    (nothing_returned, "wrong_type"),
+    (lines, "wrong_type"),
     (for_four_and_eight, "other_sizes"),
     (on_the_wrong_rank, "misplaced"),
 ]
-RIGHT = [put_off, two_chunks, w_at_once]
+RIGHT = [put_off, two_chunks, w_at_once, played_greedily]
 CHEATS = [
     (half_of_them, "other_sizes"),
     (by_labkit, "ready_made"),

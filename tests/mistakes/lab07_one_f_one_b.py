@@ -71,6 +71,10 @@ def two_under_way(stage, inputs, targets, shape):
     return asynchronous(stage, inputs, targets, shape, most=2)
 
 
+def as_many_as_ranks_under_way(stage, inputs, targets, shape):
+    return asynchronous(stage, inputs, targets, shape, most=dist.get_world_size())
+
+
 def waited_at_the_end(stage, inputs, targets, shape):
     return asynchronous(stage, inputs, targets, shape, most=len(inputs))
 
@@ -409,7 +413,7 @@ WRONG = [
     (buffers_for_all, "kept"),
     (waited_at_the_end, "sent_kept"),
 ]
-RIGHT = [asynchronous, two_under_way, batched, copies, no_gradient_of_inputs]
+RIGHT = [asynchronous, two_under_way, as_many_as_ranks_under_way, batched, copies, no_gradient_of_inputs]
 CHEATS = [
     (one_after_another, "one_at_a_time"),
     (whole_model_everywhere, "whole_model"),

@@ -153,6 +153,55 @@ def a_copy_not_waited(weight):
     added_while_sent(weight, waits=False, copy=True)
 
 
+def _added_from(weight, sent, waits=True):
+    """The gradient of an end with what the other one sent added, in a new tensor."""
+    other = dist.get_world_size() - 1 - dist.get_rank()
+    came = torch.zeros_like(weight)
+    arrived, gone = dist.irecv(came, other), dist.isend(sent, other)
+    gone.wait()
+    if waits:
+        arrived.wait()
+    return weight.grad + came
+
+
+def returned_alone(weight):
+    """The sum is worked out, and `.grad` does not hear of it."""
+    return None if weight is None else _added_from(weight, weight.grad)
+
+
+def weights_sent(weight):
+    if weight is not None:
+        weight.grad = _added_from(weight, weight.detach())
+
+
+def used_too_soon(weight):
+    """Added before wait() of its irecv."""
+    if weight is not None:
+        weight.grad = _added_from(weight, weight.grad, waits=False)
+
+
+def sum_sent_back(weight):
+    """The first adds, and sends the sum back."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank == last:
+        dist.send(weight.grad, 0, tag=1)
+        dist.recv(weight.grad, 0, tag=2)
+    elif rank == 0:
+        came = torch.empty(weight.shape)
+        dist.recv(came, last, tag=1)
+        weight.grad = weight.grad + came
+        dist.send(weight.grad, last, tag=2)
+
+
+def reduced_and_broadcast(weight):
+    last = dist.get_world_size() - 1
+    ends = dist.new_group([0, last])
+    if dist.get_rank() in (0, last):
+        dist.reduce(weight.grad, 0, group=ends)
+        dist.broadcast(weight.grad, 0, group=ends)
+        dist.destroy_process_group(ends)
+
+
 def by_labkit(weight):
     from labkit.model.stages import sum_shared
 
@@ -176,8 +225,11 @@ WRONG = [
     (added_while_sent, "changed_under_way"),
     (a_copy_not_waited, "not_waited"),
     (new_group_alone, "new_group_alone"),
+    (returned_alone, "not_summed"),
+    (weights_sent, "wrong_sum"),
+    (used_too_soon, "not_waited"),
 ]
-RIGHT = [in_a_group, in_a_group_of_their_own, exchanged, a_copy_sent]
+RIGHT = [in_a_group, in_a_group_of_their_own, exchanged, a_copy_sent, sum_sent_back, reduced_and_broadcast]
 CHEATS = [
     (gathered_everywhere, "middle_ranks"),
     (by_labkit, "ready_made"),

@@ -84,6 +84,10 @@ def _call(question: Question) -> str:
 def _read(question: Question, text: Any) -> tuple[Schedule | None, Verdict | None]:
     if not isinstance(text, str):
         sentence = "the answer is a text: a line that names the schedule, then one line a rank."
+        if text is None:
+            sentence = f"nothing comes back: is there a return? {sentence[0].upper()}{sentence[1:]}"
+        elif isinstance(text, (list, tuple)) and all(isinstance(line, str) for line in text):
+            sentence = f'{sentence} "\\n".join(...) makes one of several lines.'
         return None, wrong("shape", "wrong_type", sentence, _call(question), text, "a text")
     try:
         schedule = parse(text)

@@ -18,7 +18,6 @@ from labkit.check.exercise import Verdict, right, wrong
 from labkit.check.honesty import honest
 from labkit.labs.lab07.steps import Case
 from labkit.record.events import RankRecord
-from labkit.record.held import held
 
 NAME = "one_f_one_b"
 # Hidden states received, or sent, beside those in flight: buffers, gradients, sends that are not waited for yet, of
@@ -27,9 +26,10 @@ FEW = 8
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
-    """Fewer microbatches than ranks, then so many that all of them are more than those in flight and FEW."""
+    """Fewer microbatches than rank 0 would begin with, then so many that all of them are more than those in flight
+    and FEW."""
     rng, seen = random.Random(seed), []
-    for ranks, microbatches in ((3, 2), (4, rng.randint(14, 16))):
+    for ranks, microbatches in ((4, 2), (4, rng.randint(14, 16))):
         case = steps.draw(rng, NAME, ranks, microbatches)
         observed = steps.observe(fn, case)
         found = told.ran(case, observed, NAME) or told.values(case, observed)
@@ -81,18 +81,27 @@ def few_in_flight(case: Case, observed: Observed) -> Verdict | None:
 
 def let_go(case: Case, observed: Observed) -> Verdict | None:
     """Cause "kept": activations of microbatches whose backward is over. A copy of the input is allowed for each one in
-    flight, and two hidden states besides: a loss has some."""
-    rows, width = case.shape
+    flight, and two hidden states besides: a loss has some. Not what is as large as a weight: a gradient that
+    torch.autograd.grad gave and that is added by hand."""
+    width = case.shape[1]
     for rank, record in enumerate(observed.records):
-        due, most = min(case.microbatches, case.ranks - rank), max(held(record).by_kind["activation"], default=0)
-        limit = ((len(case.weights[rank]) + 1) * due + 2) * rows * width * 4
+        due = min(case.microbatches, case.ranks - rank)
+        like_weights = {delta.storage for delta in record.deltas if delta.num_bytes == width * width * 4}
+        storages = {storage for storage, kind in record.kinds if kind == "activation"} - like_weights
+        most, limit = _most(case, record, storages), (len(case.weights[rank]) + 1) * due + 2
         if most > limit:
             sentence = (
                 f"rank {rank} still keeps activations of microbatches whose backward is over: let backward free its "
-                "graph, without retain_graph, and drop what was kept."
+                f"graph, without retain_graph, and drop what was kept.{_of_the_loss(case, rank)}"
             )
-            return wrong("evidence", "kept", sentence, case.tried, f"{most} bytes", f"at most {limit}")
+            return wrong("evidence", "kept", sentence, case.tried, f"{most} hidden states", f"at most {limit}")
     return None
+
+
+def _of_the_loss(case: Case, rank: int) -> str:
+    """What else the last rank may have kept."""
+    last = rank == case.ranks - 1
+    return " A loss in a list keeps its microbatch's input, too: put detach() or item() of it there." if last else ""
 
 
 def few_received(case: Case, observed: Observed) -> Verdict | None:
@@ -104,9 +113,9 @@ def few_received(case: Case, observed: Observed) -> Verdict | None:
         count = _most(case, record, storages)
         if count > due + FEW:
             sentence = (
-                f"rank {rank} holds {count} tensors that it receives, all at once, with {due} microbatches in flight: "
-                "make one when a microbatch comes, and drop what was kept of it once its backward is over; a handle of "
-                "irecv keeps its tensor even after wait()."
+                f"rank {rank} holds {count} tensors that it receives, all at once, and {due + FEW} would do: make one "
+                "when a microbatch comes, and drop what was kept of it once its backward is over; a handle of irecv "
+                f"keeps its tensor even after wait().{_of_the_loss(case, rank)}"
             )
             return wrong("evidence", "kept", sentence, case.tried, f"{count} tensors", f"at most {due + FEW}")
     return None

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import labkit.labs.lab03.own_work as own_work
+import labkit.labs.lab07.messages as messages
 from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
@@ -50,8 +51,8 @@ def judge(fn: Callable, seed: int) -> Verdict:
     for ranks in (4, 2):
         case = draw(rng, ranks)
         observed = evidence.observe(call, ranks, args=(fn,), rank_args=case.rank_args, deadline_s=60.0)
-        found = _ran(case, observed) or _changed(case, observed) or _values(case, observed) or _traffic(case, observed)
-        found = found or _groups(case, observed) or honest(observed, case.tried)
+        found = _ran(case, observed) or messages.changed_under_way(observed, case.tried) or _values(case, observed)
+        found = found or _traffic(case, observed) or _groups(case, observed) or honest(observed, case.tried)
         if found is not None:
             return found
     return right("both ends have the sum, sent once each way, and the ranks between them send nothing")
@@ -88,8 +89,8 @@ def call(fn: Callable, weight: torch.Tensor | None, gradient: torch.Tensor | Non
 
 def _named_groups() -> int:
     """torch's count of groups, which names them: one more in every rank that calls new_group, member or not, unless
-    use_local_synchronization is set."""
-    return dist.distributed_c10d._world.group_count
+    use_local_synchronization is set. It is torch's own business: where it is gone, 0, and the question is not asked."""
+    return getattr(getattr(dist.distributed_c10d, "_world", None), "group_count", 0)
 
 
 def _ran(case: Case, observed: Observed) -> Verdict | None:
@@ -114,12 +115,18 @@ def _values(case: Case, observed: Observed) -> Verdict | None:
     if all(_same(end[1], one + other) for end in ends.values()):
         return None
     rank, got = next((rank, end[1]) for rank, end in ends.items() if not _same(end[1], one + other))
-    cause, sentence = _known([end[1] for end in ends.values()], one, other, rank)
+    found = messages.used_too_soon(observed, case.tried)
+    if found is not None:
+        return found
+    cause, sentence = _known([end[1] for end in ends.values()], case, rank)
+    if cause == "not_summed" and evidence.sent_bytes(observed)[rank] + len(evidence.collectives(observed)):
+        sentence += " What the other one has sent must end up in `.grad` itself: nobody looks at what is returned."
     numbers = [f"{float(each.flatten()[0]):.6g}" if each.numel() else "empty" for each in (got, one + other)]
     return wrong("values", cause, sentence, case.tried, f"rank {rank}: {numbers[0]}, ...", f"{numbers[1]}, ...")
 
 
-def _known(got: list[torch.Tensor], one: torch.Tensor, other: torch.Tensor, rank: int) -> tuple[str, str]:
+def _known(got: list[torch.Tensor], case: Case, rank: int) -> tuple[str, str]:
+    one, other = case.gradients
     whole = one + other
     if _same(got[0], one) and _same(got[1], other):
         return "not_summed", "both ends still have their own part of the gradient."
@@ -131,6 +138,10 @@ def _known(got: list[torch.Tensor], one: torch.Tensor, other: torch.Tensor, rank
         return "overwritten", "both ends have the gradient of one of them: the other's part is lost."
     if _same(got[0], other) and _same(got[1], one):
         return "swapped", "the ends have swapped their gradients: add what comes to what is there."
+    if _same(got[0], whole + one) and _same(got[1], whole + other):
+        return "wrong_sum", "each end's own part is in it twice: what came was the sum already."
+    if _same(got[0], one + case.weight) and _same(got[1], other + case.weight):
+        return "wrong_sum", "what was sent and added is the weight itself: send its `.grad`."
     return "wrong_sum", "this is not the sum of the two ends' gradients."
 
 
@@ -168,18 +179,3 @@ def _groups(case: Case, observed: Observed) -> Verdict | None:
         "has another name on them and nobody finds it. Call it before a rank returns, or exchange messages instead."
     )
     return wrong("evidence", "new_group_alone", sentence, case.tried, f"calls by rank: {made}", "as many on each")
-
-
-def _changed(case: Case, observed: Observed) -> Verdict | None:
-    """Cause "changed_under_way": a send whose tensor is written before it is waited for, with whatever comes of it."""
-    for rank, record in enumerate(observed.records):
-        if record is None:  # `honest` tells that
-            continue
-        ends = {wait.of: wait.index for wait in record.waits if wait.how == "call"}
-        for sent in [each for each in record.communications if each.op == "send" and not each.blocking]:
-            after = record.events[sent.index + 1 : ends.get(sent.index)]
-            if any(set(sent.reads).intersection(getattr(event, "writes", ())) for event in after):
-                sentence = f"rank {rank} changes its gradient while it is being sent: wait for the send before that."
-                got = "a sent tensor is written before wait()"
-                return wrong("evidence", "changed_under_way", sentence, case.tried, got, "wait(), then the sum")
-    return None

@@ -5,8 +5,11 @@ Each gives a failing Verdict, or None. Left out: what only one of the two asks.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
+import labkit.labs.lab07.messages as messages
 import labkit.labs.lab07.steps as steps
 from labkit.check import evidence
 from labkit.check.compare import kind
@@ -31,11 +34,28 @@ def ran(case: Case, observed: Observed, name: str) -> Verdict | None:
     cause, sentence = found.cause, ""
     if found.cause == "raised":
         cause, sentence = _raised(observed, found.sentence)
+        if "index out of range" in found.sentence and case.microbatches < case.ranks - 1:
+            m, cause = case.microbatches, "few_microbatches"
+            sentence = f"here are {m} microbatches for {case.ranks} ranks: no rank can do more than {m} forwards first."
     elif found.cause == "deadlock" and "send first" in found.sentence and "nobody has sent" not in found.sentence:
         sentence = "ranks wait for each other: one sends while the other sends, too."
+    elif found.cause == "deadlock" and _neighbours(found.sentence):
+        sentence = (
+            "one rank waits for a gradient, the next one for an input: was every output sent, and how many forwards "
+            "does a rank do before its first backward?"
+        )
+    elif found.cause in ("deadline", "stalled", "not_waited"):
+        sentence = messages.left_behind(observed)
+        cause = "not_waited" if sentence else cause
     if not sentence:
         return found
     return wrong("attempted", cause, f"{sentence} {found.sentence}", found.tried, found.got, found.expected)
+
+
+def _neighbours(said: str) -> bool:
+    """Whether it is two neighbours that both receive first."""
+    ranks = re.match(r"ranks (\d+) and (\d+) both receive first", said)
+    return ranks is not None and int(ranks[2]) - int(ranks[1]) == 1
 
 
 def _raised(observed: Observed, said: str) -> tuple[str, str]:
@@ -80,7 +100,9 @@ def values(case: Case, observed: Observed) -> Verdict | None:
     got = [result[1] for result in observed.results]
     bad = [rank for rank in range(case.ranks) if not _same(got[rank], due[rank])]
     if bad:
-        return _overwritten(case, observed) or _left_out(case, observed) or _known_gradients(case, got, due, parts, bad)
+        found = messages.changed_under_way(observed, case.tried) or messages.used_too_soon(observed, case.tried)
+        found = found or _overwritten(case, observed) or _left_out(case, observed)
+        return found or _known_gradients(case, got, due, parts, bad)
     return _loss(case, observed, losses)
 
 
@@ -156,6 +178,8 @@ def _known_gradients(case: Case, got: Gradients, due: Gradients, parts: list[Gra
             f"the last rank is right and rank {rank} is not: the gradient that comes back for a microbatch must meet "
             "the output of the same microbatch, and be that of the next stage's input."
         )
+    elif rank == case.ranks - 1:
+        sentence += " Does every output meet the target of its own microbatch there, as it was sent?"
     expected = f"{float(due[rank][0].flatten()[0]):.6g}"
     return wrong("values", cause, sentence, case.tried, f"{float(got[rank][0].flatten()[0]):.6g}", expected)
 
@@ -259,10 +283,11 @@ def _bytes(case: Case, observed: Observed) -> Verdict | None:
 
 
 def waited(case: Case, observed: Observed) -> Verdict | None:
-    """Every message was waited for. Cause "not_waited"."""
+    """Every message was waited for, and until then left as it was. Causes "not_waited" and "changed_under_way"."""
     found = attempts.never_waited(observed)
     if found is None:
-        return attempts.all_waited(observed, case.tried)
+        found = attempts.all_waited(observed, case.tried)
+        return found or messages.changed_under_way(observed, case.tried)
     rank, op = found
     sentence = f"rank {rank} never waits for its i{op}: before wait() nothing says that it is over."
     return wrong("evidence", "not_waited", sentence, case.tried, f"an i{op} without wait()", "every one waited for")
