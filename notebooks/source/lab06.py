@@ -509,6 +509,8 @@ tensor.tensor()
 # - Norm on the part, gather, MLP on shards, scatter; the mirror in backward. The norm's gradient is summed over ranks.
 # - `keep=False`: only the part is kept for backward, and gathered again there.
 #
+# Kept per token in fp32, a heads of K and V, MLP width f: norms 8(3h + 1), divided by t in sequence parallel alone; the rest, 4(4h + a + 4f), always by t; the gathered input 8h(t−1)/t more.
+#
 # <details><summary>Hint 1: a question</summary>
 # Which tensor does backward of <code>gate</code> and <code>up</code> need, and who decides what autograd keeps?
 # </details>
@@ -675,8 +677,6 @@ off = lab06.differences(on_ring, serial)["losses"]
 Markdown(f"**Sequence parallel sends {sent[1] / sent[0]:.2f} times the bytes and keeps {kept[1] / kept[0]:.0%} of a layer's; gathered again {sent[2] / sent[0]:.2f} times and {kept[2] / kept[0]:.0%}. Attention round a ring: losses within {off:.0e} of serial's.** {note_6}")
 
 # %% [markdown]
-# The formula of the bars, in bytes per token and layer: h is the hidden size, f the MLP's width, a the heads, to all of which keys and values are repeated; fp32, t ranks. Norms: 8(3h + 1), divided by t in sequence parallel alone. Attention and MLP: 4(4h + a + 4f), always divided by t. The input as gathered, where it is kept: 8h(t−1)/t more.
-#
 # ## 8 · The same in torch and DeepSpeed
 # torch's `parallelize_module` cuts a module by a plan. Without `PrepareModuleInput` each of q, k, v, gate and up brings its own f. DeepSpeed's AutoTP finds the matrices by their modules' names.
 
