@@ -509,8 +509,6 @@ tensor.tensor()
 # - Norm on the part, gather, MLP on shards, scatter; the mirror in backward. The norm's gradient is summed over ranks.
 # - `keep=False`: only the part is kept for backward, and gathered again there.
 #
-# Kept per token in fp32, a heads of K and V, MLP width f: norms 8(3h + 1), divided by t in sequence parallel alone; the rest, 4(4h + a + 4f), always by t; the gathered input 8h(t−1)/t more.
-#
 # <details><summary>Hint 1: a question</summary>
 # Which tensor does backward of <code>gate</code> and <code>up</code> need, and who decides what autograd keeps?
 # </details>
@@ -664,7 +662,7 @@ labkit.check("6.6")
 # %%
 Sequence, note_5 = mine_or(SequenceParallelMLP, standins.SequenceParallelMLP)
 variants = pictures.variants(Sequence, parts, tp=4)
-print(pictures.variants_table(variants))
+print(pictures.variants_table(variants), pictures.FORMULA, sep="\n\n")
 left, right = plot.side_by_side(2, width=4.6, height=2.6)
 names = ["tensor parallel", "sequence", "gathered again"]
 kept, due, sent = ([getattr(v, f"{what}_bytes") / 1e3 for v in variants] for what in ("kept", "formula", "sent"))

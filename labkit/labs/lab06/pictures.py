@@ -94,6 +94,11 @@ def variants(cls: Any = None, parts: training.Parts | None = None, tp: int = 4) 
     return found
 
 
+FORMULA = """By formula, a token in fp32: norms 8(3h + 1), divided by t in sequence parallel alone; the rest
+4(4h + a + 4f), always divided by t; the gathered input, where it is kept, 8h(t - 1)/t more. h: hidden size,
+f: the MLP's width, a: heads, to all of which keys and values are repeated, t: ranks."""
+
+
 def variants_table(found: list[Variant]) -> str:
     """Variants as a table: calls of a layer's step, bytes sent in them, bytes kept from forward to backward."""
     rows = []
