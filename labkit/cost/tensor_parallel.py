@@ -53,7 +53,8 @@ def layer_time(shape: Shape, tokens: int, seq: int, device: Device, group: Group
 
 
 def kept_bytes(shape: Shape, layout: Layout, gathered: bool = False) -> float:
-    """What a layer keeps on each of layout.tp ranks from forward to backward, in convention `eager`.
+    """What a layer keeps on each of layout.tp ranks from forward to backward, in convention `eager`,
+    nothing being recomputed.
 
     Between the regions of tensor parallelism all of it is on every rank, with sequence parallelism 1/t (Korthikanti et
     al., arXiv:2205.05198, section 4.2.2, where the two inputs of parallel regions are gathered again in backward).

@@ -667,7 +667,7 @@ left, right = plot.side_by_side(2, width=4.6, height=2.6)
 names = ["tensor parallel", "sequence", "gathered again"]
 kept, due, sent = ([getattr(v, f"{what}_bytes") / 1e3 for v in variants] for what in ("kept", "formula", "sent"))
 ax = curves.bars([("", sent)], names, "kB", f"sent by each of 4 ranks in a layer's step {note_5 and f'({note_5})'}", ax=left)
-ax = curves.bars([("recorded", kept), ("formula", due)], names, "kB", "kept of the layer for backward", ax=right)
+ax = curves.bars([("recorded", kept), ("formula", due)], names, "kB", f"kept of the layer for backward {note_5 and f'({note_5})'}", ax=right)
 plt.show()
 ring, note_6 = mine_or(ring_attention, standins.ring_attention)
 on_ring = lab06.train_ring(ring, cp=2, steps=10)

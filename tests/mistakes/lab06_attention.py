@@ -343,6 +343,10 @@ class JoinsHeadsAsTheyLie(Variant):
         return out.reshape(len(out), out.shape[2], -1)
 
 
+class ViewsAlone(CutsHeadsByView, JoinsHeadsAsTheyLie):
+    """Nothing is transposed."""
+
+
 class KeysHaveValuesWeights(Plain):
     def __init__(self, attention, group, kv_group=None):
         super().__init__(attention, group, kv_group)
@@ -405,6 +409,7 @@ WRONG = [
     (KeysForValues, "k_v_swapped"),
     (CutsHeadsByView, "heads_cut_wrongly"),
     (JoinsHeadsAsTheyLie, "heads_not_moved_back"),
+    (ViewsAlone, "heads_never_moved"),
     (KeysHaveValuesWeights, "other_weight"),
     (LargestOut, "max_for_sum"),
     (LargestGradient, "max_for_sum"),

@@ -202,6 +202,30 @@ class MaskTurnedAround(Plain):
         return self.weight[local.clamp(0, len(self.weight) - 1)] * ~inside[..., None]
 
 
+class MaskTurnedAroundAfterwards(Plain):
+    """As Megatron-LM writes it, but what is zeroed is the rank's own."""
+
+    def own(self, tokens):
+        local = tokens - self.begin
+        inside = (local >= 0) & (local < len(self.weight))
+        return self.weight[local.masked_fill(~inside, 0)] * ~inside[..., None]
+
+
+class MasksByMinusInfinity(Plain):
+    """For MAX it would do; it is added."""
+
+    def own(self, tokens):
+        local = tokens - self.begin
+        inside = (local >= 0) & (local < len(self.weight))
+        return self.weight[local.clamp(0, len(self.weight) - 1)].masked_fill(~inside[..., None], float("-inf"))
+
+
+class MasksAfterTheSum(Plain):
+    def forward(self, tokens):
+        local = tokens - self.begin
+        return super().forward(tokens) * ((local >= 0) & (local < len(self.weight)))[..., None]
+
+
 class CountsFromZero(Plain):
     def __init__(self, embedding, group):
         super().__init__(embedding, group)
@@ -271,11 +295,14 @@ WRONG = [
     (SumOnOneRank, "ranks_differ"),
     (ZerosAlone, "wrong_output"),
     (MaskTurnedAround, "mask_inverted"),
+    (MaskTurnedAroundAfterwards, "mask_inverted"),
+    (MasksByMinusInfinity, "wrong_output"),
+    (MasksAfterTheSum, ("ranks_differ", "no_all_reduce")),
     (CountsFromZero, "offset_missing"),
     (CountsRanksByT, "wrong_offset"),
     (CountsByTheWholeTable, "no_row"),
     (CountsByHidden, "other_row"),
-    (CountsByPlaceInTheWorld, "no_row"),
+    (CountsByPlaceInTheWorld, "wrong_place"),
     (OneTooFar, "other_row"),
     (MasksAndDoesNotShift, "other_row"),
 ]

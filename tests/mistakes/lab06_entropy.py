@@ -294,6 +294,19 @@ def one_too_far(logits, targets, group):
     return _tokens(logits, targets, group, dist.get_rank(group) * logits.shape[-1] + 1).mean()
 
 
+def target_forgotten(logits, targets, group):
+    logits = logits - _maximum(logits, group)[..., None]
+    return plain_g(logits.exp().sum(-1), group).log().mean()
+
+
+def sums_of_the_world(logits, targets, group):
+    """Without a group; the maximum is that of the group."""
+    logits = logits - _maximum(logits, group)[..., None]
+    total = plain_g(logits.exp().sum(-1), dist.group.WORLD)
+    local, inside = _inside(logits, targets, group)
+    return (total.log() - plain_g(_at(logits, local) * inside, dist.group.WORLD)).mean()
+
+
 def counts_by_place_in_the_world(logits, targets, group):
     return _tokens(logits, targets, group, dist.get_rank() * logits.shape[-1]).mean()
 
@@ -304,6 +317,13 @@ def largest_of_sums(logits, targets, group):
 
 def largest_of_targets(logits, targets, group):
     return _tokens(logits, targets, group, of_target=_function(_largest, _unchanged)).mean()
+
+
+def largest_of_targets_as_they_are(logits, targets, group):
+    top, (local, inside) = _maximum(logits, group), _inside(logits, targets, group)
+    total = plain_g((logits - top[..., None]).exp().sum(-1), group)
+    target = _function(_largest, _unchanged)(_at(logits, local) * inside, group)
+    return (total.log() + top - target).mean()
 
 
 def largest_of_all(logits, targets, group):
@@ -362,8 +382,11 @@ WRONG = [
     (counts_ranks_by_t, "wrong_offset"),
     (one_too_far, "wrong_offset"),
     (counts_by_place_in_the_world, "wrong_group"),
+    (target_forgotten, "target_left_out"),
+    (sums_of_the_world, "world_sums"),
     (largest_of_sums, "max_for_sum"),
-    (largest_of_targets, "max_for_sum"),
+    (largest_of_targets, "target_left_out"),
+    (largest_of_targets_as_they_are, "max_for_sum"),
     (largest_of_all, "max_for_sum"),
 ]
 

@@ -60,7 +60,35 @@ class BackwardByAutograd(Ring):
         return dq, dk, dv
 
 
-RIGHT = [_of(ByTorchsKernel), _of(BackwardByAutograd)]
+class KernelAndLogSumExp(ByTorchsKernel):
+    """The kernel that everyone may call gives no log-sum-exp: scores are made once more for it."""
+
+    def hop(self, q, k, v, rank, source, n):
+        half = q.shape[2] // 2
+        rows = slice(half, None) if source > rank else slice(None)
+        seen = slice(0, half) if source < rank else slice(None)
+        q, k, v = q[:, :, rows], k[:, :, seen], v[:, :, seen]
+        scores = q @ k.mT * self.scale(q)
+        if source == rank:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        return rows, F.scaled_dot_product_attention(q, k, v, is_causal=source == rank), scores.logsumexp(-1)
+
+
+class ScoresTwice(Ring):
+    """Once for their maximum, once for the exponentials."""
+
+    def scores(self, q, k, diagonal):
+        super().scores(q, k, diagonal).amax(-1)
+        return super().scores(q, k, diagonal)
+
+
+class KernelInDouble(ByTorchsKernel):
+    def hop(self, q, k, v, rank, source, n):
+        rows, out, lse = super().hop(q.double(), k.double(), v.double(), rank, source, n)
+        return rows, out.to(q.dtype), lse.to(q.dtype)
+
+
+RIGHT = [_of(each) for each in (ByTorchsKernel, BackwardByAutograd, KernelAndLogSumExp, ScoresTwice, KernelInDouble)]
 
 
 # Wrong

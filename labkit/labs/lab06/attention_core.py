@@ -18,6 +18,8 @@ SENTENCES = {
     "heads_cut_wrongly": "(b, s, heads * head_dim) becomes (b, heads, s, head_dim) by view(b, s, heads, head_dim) and "
     "then transpose(1, 2), not by a view alone.",
     "heads_not_moved_back": "(b, heads, s, head_dim) is put together as it lies: transpose(1, 2) comes first.",
+    "heads_never_moved": "(b, s, heads * head_dim) becomes (b, heads, s, head_dim) and back by views alone, which mix "
+    "positions and heads: view(b, s, heads, head_dim), transpose(1, 2), and the same way back.",
     "k_v_swapped": "keys are taken for values and values for keys.",
 }
 
@@ -37,7 +39,7 @@ def _output(weights: dict[str, Any], head_dim: int, x: Any, cos: Any, sin: Any, 
     q, k, v = (F.linear(x, weights[f"{name}_proj"]) for name in "qkv")
     if cause == "k_v_swapped":
         k, v = v, k
-    if cause == "heads_cut_wrongly":
+    if cause in ("heads_cut_wrongly", "heads_never_moved"):
         q, k, v = (each.view(b, -1, s, head_dim) for each in (q, k, v))
     else:
         q, k, v = (each.view(b, s, -1, head_dim).transpose(1, 2) for each in (q, k, v))
@@ -52,6 +54,6 @@ def _output(weights: dict[str, Any], head_dim: int, x: Any, cos: Any, sin: Any, 
     if cause != "no_mask":
         scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), -math.inf)
     out = scores.softmax(-1) @ v
-    if cause != "heads_not_moved_back":
+    if cause not in ("heads_not_moved_back", "heads_never_moved"):
         out = out.transpose(1, 2)
     return F.linear(out.reshape(b, s, -1), weights["o_proj"])

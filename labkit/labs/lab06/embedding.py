@@ -32,6 +32,7 @@ _SENTENCES = {
     "mask_inverted": "the rank's own tokens bring zeros and all others a row: the mask is the wrong way round.",
     "offset_missing": f"every rank takes tokens 0 to vocab/t - 1 for its own: {_OFFSET}",
     "wrong_offset": f"rank r takes tokens from r * t on for its own: {_OFFSET}",
+    "wrong_place": "the rank's first row is found by its place in the world: dist.get_rank(group) is due.",
     "max_for_sum": "the largest of the ranks' numbers comes out, and a 0 is larger than a row's negative ones: add up.",
     "averaged": "one rank has the row and the others zeros: add, do not average.",
     "wrong_group": "rows are summed over the world: give all_reduce group=group.",
@@ -137,20 +138,24 @@ def _of_output(blocks: list[Any], tokens: list[Any], local: list[Any], t: int) -
         *(("not_masked", each) for each in (clamped, wrapped, at_zero)),
         ("first_row_lost", in_groups(without_first, t)),
         ("last_row_lost", in_groups(without_last, t)),
-        ("mask_inverted", in_groups([y * ~mask for y, mask in zip(clamped, inside, strict=True)], t)),
-        ("offset_missing", in_groups(_looked_up(blocks, tokens, 0, t), t)),
-        ("wrong_offset", in_groups(_looked_up(blocks, tokens, t, t), t)),
+        *(
+            ("mask_inverted", in_groups([y * ~mask for y, mask in zip(each, inside, strict=True)], t))
+            for each in (clamped, wrapped, at_zero)
+        ),
+        ("offset_missing", in_groups(_looked_up(blocks, tokens, [0] * world), t)),
+        ("wrong_offset", in_groups(_looked_up(blocks, tokens, [rank % t * t for rank in range(world)]), t)),
+        ("wrong_place", in_groups(_looked_up(blocks, tokens, [rank * rows for rank in range(world)]), t)),
         ("max_for_sum", largest_in_groups(parts, t)),
         ("averaged", [each / t for each in in_groups(parts, t)]),
         ("wrong_group", in_groups(parts, world)),
     )
 
 
-def _looked_up(blocks: list[Any], tokens: list[Any], step: int, t: int) -> list[Any]:
-    """Per rank the rows that it brings where it takes its block to begin at token (rank in the group) * step."""
+def _looked_up(blocks: list[Any], tokens: list[Any], begins: list[int]) -> list[Any]:
+    """Per rank the rows that it brings where it takes its block to begin at that token."""
     found = []
-    for rank, (block, each) in enumerate(zip(blocks, tokens, strict=True)):
-        row = each - rank % t * step
+    for block, each, begin in zip(blocks, tokens, begins, strict=True):
+        row = each - begin
         inside = (row >= 0) & (row < len(block))
         found.append(block[row.clamp(0, len(block) - 1)] * inside[..., None])
     return found
@@ -160,8 +165,13 @@ def _other_rows(got: list[Any], tokens: list[Any], table: Any, t: int) -> tuple[
     """What is to be told where a group's ranks differ, or all that comes out are rows of the table or zeros."""
     import torch
 
+    if not all(bool(each.isfinite().all()) for each in got):
+        return None
     if any(not told.close(out, got[rank // t * t]) for rank, out in enumerate(got)):
-        return "ranks_differ", "ranks of a group have different rows for the same tokens: all_reduce gives all the sum."
+        return "ranks_differ", (
+            "ranks of a group have different rows for the same tokens: all_reduce gives all the same sum, and nothing "
+            "may change it afterwards."
+        )
     rows = torch.cat([table, torch.zeros_like(table[:1])])
     wrong = []
     for out, due in zip(got, tokens, strict=True):

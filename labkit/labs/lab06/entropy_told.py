@@ -22,9 +22,13 @@ SENTENCES = {
     "per_row": "this is a loss for each row of the batch: what is due is the mean over all tokens, one number.",
     "positions_summed": "positions are summed, and the mean is over the batch alone: the loss is the mean over both.",
     "negative": "the loss has the wrong sign: it is the log of the sum, less the target's logit.",
+    "target_left_out": "nothing comes off the log of the sum: either no rank takes the target for its own, or MAX is "
+    "taken over ranks of which all but one have 0, where SUM is due.",
     "max_for_sum": "the largest of the ranks' numbers is taken where their sum is due: MAX is for the maximum alone.",
     "offset_missing": "every rank takes targets 0 to vocab/t - 1 for its own: rank r has those from r * vocab/t on.",
-    "wrong_offset": "rank r takes other targets for its own than those from r * vocab/t on: that is what comes off.",
+    "wrong_offset": "rank r takes other targets for its own than those from r * vocab/t on: for some tokens another "
+    "logit comes off, or none.",
+    "world_sums": "sums are taken over the world: give all_reduce group=group.",
     "wrong_group": "the rank's targets are found by its place in the world: dist.get_rank(group) is due.",
     "upstream_ignored": "the gradient that backward is given is not used: multiply by it.",
     "local_maximum": "each rank takes its own maximum off: exponentials add up only with the same one, so MAX first.",
@@ -70,10 +74,33 @@ def of_loss(logits: list, targets: list, t: int) -> list[Mistake]:
             ("target_not_reduced", _losses(all_sums, _less(masked, top))),
             ("maximum_left_out", _losses(all_sums, found)),
         ),
+        *_of_nothing(all_sums, top),
         *_of_largest(sums, masked, shifted, top, t),
+        *_of_world(logits, clamped, inside, tops, t),
         *_of_offset(logits, targets, all_sums, top, t),
         *_of_mean(all_sums, _less(found, top), t),
     ]
+
+
+def _of_nothing(totals: list, top: list) -> list[Mistake]:
+    """The target's logit never comes off; where the maximum is taken off it first, this is what MAX gives, too."""
+    zeros = [each * 0 for each in top]
+    pairs = (totals, zeros), (totals, _less(zeros, top))
+    return told.known(SENTENCES, *(("target_left_out", _losses(*pair)) for pair in pairs))
+
+
+def _of_world(logits: list, clamped: list, inside: list, tops: list, t: int) -> list[Mistake]:
+    """Some or all of what is summed is summed over the world, the maximum being the group's or the world's."""
+    world, found = len(logits), []
+    for top in (largest_in_groups(tops, t), largest_in_groups(tops, world)):
+        sums = [(x - m[..., None]).exp().sum(-1) for x, m in zip(logits, top, strict=True)]
+        shifted = [(each - m) * mask for each, m, mask in zip(clamped, top, inside, strict=True)]
+        masked = [each * mask for each, mask in zip(clamped, inside, strict=True)]
+        for of_sums, of_targets in ((world, t), (t, world), (world, world)):
+            parts = in_groups(shifted, of_targets), _less(in_groups(masked, of_targets), top)
+            pairs = [("world_sums", _losses(in_groups(sums, of_sums), each)) for each in parts]
+            found += told.known(SENTENCES, *pairs) if world > t else []
+    return found
 
 
 def _of_largest(sums: list, masked: list, shifted: list, top: list, t: int) -> list[Mistake]:

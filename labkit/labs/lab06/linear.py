@@ -123,7 +123,8 @@ def _weights(case: Case) -> Due:
         if plan.kind == "column":
             known["bias"] = [Mistake("first_shard", first, [wholes.block(bias, 0, t)] * world)]
         else:
-            known["bias"] = told.known(_ROW_SENTENCES, ("bias_divided", [each / t for each in biases]))
+            sentence = "the parameter is bias/t: keep it whole, and add it once, after the sum."
+            known["bias"] = [Mistake("bias_divided", sentence, [each / t for each in biases])]
     whole = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
     def explain(name: str, got: list) -> tuple[str, str]:

@@ -19,6 +19,11 @@ from labkit.cost.tensor_parallel import kept_bytes
 from labkit.labs.lab06.training import Call, Trained
 from labkit.record.events import RankRecord
 
+FORMULA = """By formula, bytes per token of the whole batch in fp32: both norms 8(3h + 1), over t in sequence parallel
+alone; q, k, v, their output and log-sum-exp, and four tensors of the MLP 4(4h + a + 4f), always over t; the two
+gathered inputs, where kept, 8h(t - 1)/t more. h: hidden size, f: the MLP's width, a: heads, to all of which keys and
+values are repeated. Recorded is more where an answer keeps more, scores or weights put together."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -92,11 +97,6 @@ def variants(cls: Any = None, parts: training.Parts | None = None, tp: int = 4) 
         trained = training.train_sequence(cls, tp, 3, keep)
         found.append(variant(name, trained, formula(tp, sequence=True, gathered=keep)))
     return found
-
-
-FORMULA = """By formula, a token in fp32: norms 8(3h + 1), divided by t in sequence parallel alone; the rest
-4(4h + a + 4f), always divided by t; the gathered input, where it is kept, 8h(t - 1)/t more. h: hidden size,
-f: the MLP's width, a: heads, to all of which keys and values are repeated, t: ranks."""
 
 
 def variants_table(found: list[Variant]) -> str:

@@ -27,21 +27,23 @@ HEADS, HEAD_DIM = 2, 32
 
 
 def judge(fn: Callable, seed: int) -> Verdict:
-    """Four ranks, then two groups of two; values and gradients, then messages and work."""
+    """Four ranks, then two groups of two, chunks being as long; values and gradients, then messages, then work."""
     rng = random.Random(seed)
-    found, observed = functions.judged(fn, task(), [_case(rng, 4, 4), _case(rng, 4, 2)])
+    chunk = rng.randint(14, 17)
+    cases = [_case(rng, 4, 4, chunk), _case(rng, 4, 2, chunk)]
+    found, observed = functions.judged(fn, task(), cases)
+    found = found or _work(cases, observed)
     if found is not None:
         return found
     sent = observed[0].records[0].sent_bytes
     return right(f"equal to serial attention; a rank of 4 sends {sent:,} bytes in all, and all do the same work")
 
 
-def _case(rng: random.Random, world: int, t: int) -> Case:
+def _case(rng: random.Random, world: int, t: int, chunk: int) -> Case:
     import torch
 
     generator = torch.Generator().manual_seed(rng.getrandbits(48))
-    chunk, batch = rng.randint(14, 17), 2
-    groups = []
+    batch, groups = 2, []
     for _ in range(world // t):
         q, k, v, gradient = torch.randn(4, batch, HEADS, 2 * t * chunk, HEAD_DIM, generator=generator)
         groups.append((2 * q, 2 * k, v, gradient))  # scores far enough apart that a forgotten rescaling shows
@@ -78,20 +80,24 @@ def _record(case: Case, number: int, rank: int, record: Any, part: seen.Part) ->
         return failing("all_kept", sentence)
     if back > (2 * n - 1) * pair:
         return failing("last_hop", f"in backward k and v need {n - 1} hops and their gradients at most {n}.")
-    return _work(case, rank, record, part, n)
+    return None
 
 
-def _work(case: Case, rank: int, record: Any, part: seen.Part, n: int) -> Verdict | None:
-    """Where n is 2, half of all blocks is too near to those that are due: four ranks tell."""
-    if n < 4:
-        return None
-    of_ways = zip(("forward", "backward"), ring_work.of_blocks(case, record, part), ring_work.most(n), strict=True)
-    for number, (way, got, most) in enumerate(of_ways):
-        if got > most:
+def _work(cases: list[Case], observed: list[Observed]) -> Verdict | None:
+    """Cause "masked_work": more blocks than are due, and a hop of others' keys costs too much beside that of the own.
+
+    The second alone would not do where work is spread in another way, nor the first, for a block may be made of more
+    products than the two that are needed: scores for their maximum and once more, a log-sum-exp beside a kernel.
+    """
+    four, two = (ring_work.of_ranks(*each) for each in zip(cases, observed, strict=True))
+    most, due = ring_work.most(cases[0].t), (2 * cases[0].t + 1, 2.5 * (2 * cases[0].t + 1))
+    for number, way in enumerate(("forward", "backward")):
+        ours, hop = ring_work.hops(four[number], two[number], cases[0].t, cases[1].t)
+        if four[number] > most[number] and ours < ring_work.OWN_TO_OTHER * hop:
             sentence = f"blocks that the mask empties are computed in {way}: a chunk of queries needs no later keys."
-            due = (2 * n + 1) * (1 + 1.5 * number)
-            expected = f"{due:g} blocks, of {4 * n * (1 + 1.5 * number):g} without the mask"
-            return wrong("evidence", "masked_work", sentence, case.tried, f"rank {rank}: {got:.1f} blocks", expected)
+            got = f"{four[number]:.1f} blocks a rank: {ours:.1f} for its own keys, {hop:.1f} for those of each hop"
+            expected = f"{due[number]:g} blocks: of its own keys 3 of 4, of others' 2 of 4"
+            return wrong("evidence", "masked_work", sentence, cases[0].tried, got, expected)
     return None
 
 

@@ -8,14 +8,19 @@ count for (cdist, bilinear), and work on fewer blocks than half of those that th
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 import labkit.labs.lab06.seen as seen
+from labkit.check.evidence import Observed
 from labkit.labs.lab06.functions import Case
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 MULTIPLY = ("mul", "mul_", "addcmul", "addcmul_", "mv", "addmv", "addmv_", "dot", "vdot", "addr", "ger", "inner")
 SPARE = 1.15  # what else is multiplied element by element: scores by the scale, sums by exp(old - new)
+# The own keys are 3 blocks (4 where both chunks are taken together), another rank's 2, however a block is multiplied.
+# With all that the mask empties it is 4 to 4, and 3.5 to 3 where scores alone are made for nothing.
+OWN_TO_OTHER = 4 / 3
 
 
 def of_blocks(case: Case, record: Any, part: seen.Part) -> tuple[float, float]:
@@ -24,6 +29,22 @@ def of_blocks(case: Case, record: Any, part: seen.Part) -> tuple[float, float]:
     block = 4 * batch * heads * (length // 2) ** 2 * dim
     ends = (part.begin, part.middle), (part.middle, part.end)
     return tuple(sum(_flops(op, batch * heads, dim) for op in _between(record, *each)) / block for each in ends)
+
+
+def of_ranks(case: Case, observed: Observed) -> tuple[float, float]:
+    """What forward and backward multiply, a mean over ranks."""
+    found = []
+    for record in observed.records:
+        (part,) = seen.parts(record, 1, made=False)
+        found.append(of_blocks(case, record, part))
+    forward, backward = zip(*found, strict=True)
+    return mean(forward), mean(backward)
+
+
+def hops(one: float, other: float, n: int, fewer: int) -> tuple[float, float]:
+    """(blocks of the own keys, of each hop of others') from what is multiplied among n ranks, and among fewer."""
+    hop = (one - other) / (n - fewer)
+    return one - (n - 1) * hop, hop
 
 
 def most(n: int) -> tuple[float, float]:

@@ -155,11 +155,16 @@ def foreign(got: list, due: Sequence[Any], name: str, whole: dict[str, Any]) -> 
     """
     import torch
 
+    def in_order(tensor: Any) -> Any:
+        return tensor.flatten().sort().values
+
     def of(tensor: Any) -> bool:
         return all(bool(torch.isin(each, tensor).all()) for each in got)
 
     if of(whole[name]):
-        return "other_block", "these are numbers of the serial weight, but not the rank's: rank r has block r of t."
+        if all(in_order(each).equal(in_order(one)) for each, one in zip(got, due, strict=True)):
+            return "other_block", f"the rank's numbers of the serial {name} are there, in another order."
+        return "other_block", f"these are numbers of the serial {name}, but not those that the rank is to have."
     for other, tensor in whole.items():
         if of(tensor):
             return "other_weight", f"{name} has numbers of the serial module's {other}: each is cut out of its own."
