@@ -67,6 +67,9 @@ def test_the_lock_is_closed_over_what_is_installed(python, lock):
     pinned = pins(lock, python)
     for name in pinned:
         for requirement in map(Requirement, relock.requirements_of(name)):
+            # torch is installed first and alone; PyPI's build for Linux brings CUDA's libraries, one for CPUs does not.
+            if name == "torch" and re.match(r"(cuda|nvidia)-|triton$", requirement.name):
+                continue
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 assert pinned[relock.name_of(requirement.name)] in requirement.specifier, (name, requirement)
 

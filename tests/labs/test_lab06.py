@@ -41,7 +41,7 @@ def _cases(seed):
         yield "embedding", embedding.task(), embedding._case(rng, 4, t)
         yield "entropy", entropy.task(), entropy._case(rng, 4, t, 0.0)
         yield "sequence", sequence.task(), sequence._case(rng, 4, t, True)
-        yield "ring", ring.task(), ring._case(rng, 4, t)
+        yield "ring", ring.task(), ring._case(rng, 4, t, 15)
 
 
 def _dues(task, case):

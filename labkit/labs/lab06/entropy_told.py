@@ -104,11 +104,11 @@ def _of_world(logits: list, clamped: list, inside: list, tops: list, t: int) -> 
 
 
 def _of_largest(sums: list, masked: list, shifted: list, top: list, t: int) -> list[Mistake]:
-    """MAX in place of SUM: for the exponentials, for the target, for both."""
+    """MAX in place of SUM: for the exponentials, for the target, for both. The largest of what the target's logit is
+    below the maximum is 0, of another rank: that is `_of_nothing`."""
     totals, largest = in_groups(sums, t), largest_in_groups(sums, t)
-    targets = largest_in_groups(shifted, t), _less(largest_in_groups(masked, t), top)
-    right = _less(in_groups(masked, t), top)
-    pairs = [(largest, right), *((totals, each) for each in targets), *((largest, each) for each in targets)]
+    target, right = _less(largest_in_groups(masked, t), top), _less(in_groups(masked, t), top)
+    pairs = (largest, right), (totals, target), (largest, target), (largest, largest_in_groups(shifted, t))
     return told.known(SENTENCES, *(("max_for_sum", _losses(*pair)) for pair in pairs))
 
 
