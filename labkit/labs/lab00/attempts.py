@@ -93,22 +93,22 @@ def never_waited(observed: Observed) -> tuple[int, str] | None:
     return None
 
 
-def left_open(observed: Observed) -> bool:
-    """Whether a rank received without ever calling wait(): nothing touched the tensor, or an op did too soon."""
-    for record in observed.records:
+def left_open(observed: Observed) -> int | None:
+    """The first rank that received without ever calling wait(): nothing touched the tensor, or an op did too soon."""
+    for rank, record in enumerate(observed.records):
         if record is None:
             continue
         called = {wait.of for wait in record.waits if wait.how == "call"}
         raced = {wait.of for wait in record.waits if wait.how == "touched"} - called
         raced |= {event.index for event in record.never_waited}
         if any(event.op == "recv" and event.index in raced for event in record.communications):
-            return True
-    return False
+            return rank
+    return None
 
 
 def all_waited(observed: Observed, tried: str) -> Verdict | None:
     """Stage "evidence": every recv was waited for. Cause "not_waited"; here the values came all the same."""
-    if not left_open(observed):
+    if left_open(observed) is None:
         return None
     sentence = "the values came in time by luck: nothing waited for the recv before its tensor was returned."
     return wrong("evidence", "not_waited", sentence, tried, "a recv without wait()", "every recv waited for")

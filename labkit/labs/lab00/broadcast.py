@@ -134,7 +134,7 @@ def _values(case: Case, observed: Observed) -> Verdict | None:
 def _wrong_value(case: Case, observed: Observed, rank: int) -> tuple[str, str]:
     outs = [out for out, _ in observed.results]
     out, truth = outs[rank], case.tensors[case.root]
-    if attempts.left_open(observed):
+    if attempts.left_open(observed) is not None:
         return "not_waited", "a recv was still under way when its tensor was used: call `wait()` on it first."
     if inputs.same(out, inputs.through_float32(truth)):
         return (

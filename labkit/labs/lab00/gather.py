@@ -194,7 +194,7 @@ def _values(case: Case, observed: Observed) -> Verdict | None:
     found = difference(at_root, whole)
     if found is None:
         return None
-    if attempts.left_open(observed):
+    if attempts.left_open(observed) is not None:
         sentence = "a recv was still under way when its tensor was used: call `wait()` on it first."
         return wrong("values", "not_waited", sentence, case.tried, found.got, found.expected)
     others = [rank for rank in range(case.world_size) if rank != case.root]

@@ -128,7 +128,7 @@ def _wrong_value(case: Case, observed: Observed, rank: int, outs: list) -> tuple
     size, everyone = case.world_size, range(case.world_size)
     if size == 1:
         return "world_of_one", f"a lone rank returned other values than its own; {_ALONE}."
-    if attempts.left_open(observed):
+    if attempts.left_open(observed) is not None:
         return "not_waited", "the result was returned while its recv was still under way: wait for it first."
     if size % 2 and size > 1:
         return "odd_world", "it works on even rings: on an odd one, two neighbours are of the same kind."

@@ -25,7 +25,6 @@ from labkit.labs.lab06.told import Due, Mistake
 NAME = "ParallelAttention"
 HEADS, HEAD_DIM = 16, 4
 _NAMES = ("o_proj", "q_proj", "k_proj", "v_proj")
-_MAX = "the largest of the ranks' parts is taken: they add up, so all_reduce with op=SUM, its default."
 
 
 def judge(cls: Callable, seed: int) -> Verdict:
@@ -245,7 +244,7 @@ def _of_output(parts: list[Any], t: int, world: int) -> list[Mistake]:
     return [
         Mistake("no_g", "the output is that of the rank's own heads: g sums it over ranks.", parts),
         Mistake("averaged", "the ranks' outputs are averaged: heads add up.", [each / t for each in sums]),
-        Mistake("max_for_sum", _MAX, largest_in_groups(parts, t)),
+        Mistake("max_for_sum", told.MAX, largest_in_groups(parts, t)),
         Mistake("wrong_group", "g sums over the world: give it the group.", in_groups(parts, world)),
     ]
 
@@ -257,7 +256,7 @@ def _of_input(parts: list[Any], t: int, world: int) -> list[Mistake]:
     return [
         Mistake("no_f", missing, parts),
         Mistake("averaged", mean, [each / t for each in sums]),
-        Mistake("max_for_sum", _MAX, largest_in_groups(parts, t)),
+        Mistake("max_for_sum", told.MAX, largest_in_groups(parts, t)),
         Mistake("f_twice", "x's gradient is summed over ranks twice.", [each * t for each in sums]),
         Mistake("wrong_group", "f sums over the world: give it the group.", in_groups(parts, world)),
     ]
@@ -286,7 +285,7 @@ def _of_shared(parts: list[Any], sharing: int, t: int, world: int) -> list[Mista
     return [
         Mistake("kv_not_shared", alone, parts),
         Mistake("kv_mean", mean, [each / sharing for each in sums]),
-        Mistake("max_for_sum", _MAX, largest_in_groups(parts, sharing)),
+        Mistake("max_for_sum", told.MAX, largest_in_groups(parts, sharing)),
         *over,
     ]
 

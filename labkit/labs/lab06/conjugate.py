@@ -17,10 +17,9 @@ from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, right, wrong
 from labkit.labs.lab06.functions import Case, Task, in_groups, largest_in_groups
 from labkit.labs.lab06.modules import one_all_reduce
-from labkit.labs.lab06.told import Due, Mistake, close
+from labkit.labs.lab06.told import MAX, Due, Mistake, close
 
 _WORLD = "the sum goes over all ranks of the world: give all_reduce group=group."
-_MAX = "this is the largest of the ranks' parts: they add up, so all_reduce with op=SUM, its default."
 
 
 def judge_f(fn: Callable, seed: int) -> Verdict:
@@ -76,7 +75,7 @@ def _of_f(case: Case, number: int) -> Due:
             "input gradient": [
                 Mistake("not_summed", "the gradient is this rank's own part: backward all_reduces it.", gradients),
                 Mistake("averaged", "parts of the gradient are averaged: they add up.", [s / t for s in sums]),
-                Mistake("max_for_sum", _MAX, largest_in_groups(gradients, t)),
+                Mistake("max_for_sum", MAX, largest_in_groups(gradients, t)),
                 Mistake("wrong_group", _WORLD, in_groups(gradients, case.world)),
                 Mistake("times_t", f"{times} and its parts differ: all_reduce them.", [t * each for each in gradients]),
                 Mistake("summed_twice", "the gradient is summed twice: one all_reduce will do.", [s * t for s in sums]),
@@ -100,7 +99,7 @@ def _of_g(case: Case, number: int) -> Due:
             "output": [
                 Mistake("not_summed", "the output is this rank's own part: forward all_reduces it.", xs),
                 Mistake("averaged", "parts of a sum are averaged: they add up.", [s / t for s in sums]),
-                Mistake("max_for_sum", _MAX, largest_in_groups(xs, t)),
+                Mistake("max_for_sum", MAX, largest_in_groups(xs, t)),
                 Mistake("wrong_group", _WORLD, in_groups(xs, case.world)),
             ],
             "input gradient": [

@@ -34,7 +34,7 @@ _ROW_SENTENCES = {
     "bias_t_times": "the bias is added on every rank before the sum, so t times: add it after.",
     "no_all_reduce": "the rank returns its own part of the sum: all_reduce adds up the others'.",
     "averaged": "parts of a sum are averaged: they add up.",
-    "max_for_sum": "the largest of the ranks' parts comes out: they add up, so all_reduce with op=SUM, its default.",
+    "max_for_sum": told.MAX,
     "bias_missing": "the bias is not added.",
     "bias_divided": "the bias is divided by t: after the sum it is added once on each rank, so it stays whole.",
     "wrong_group": "parts of all ranks of the world are summed: give all_reduce group=group.",

@@ -164,14 +164,12 @@ def _calls(case: Case, number: int) -> Due:
 
 def _others(case: Case, group: list, whole: dict[str, Any], eps: float) -> dict[str, list[Mistake]]:
     """Mistakes inside norm and MLP, and MAX in place of SUM on both ways, of whole positions cut for the ranks."""
-    import torch
-
     t, sentences = case.plan.t, _SENTENCES | sequence_core.SENTENCES
     outputs, gradients = [], []
     for x, _, _, own in group:
-        top = torch.stack([each["output"] for each in own]).amax(0)
+        top = largest_in_groups([each["output"] for each in own], t)[0]
         outputs.append({**sequence_core.outputs(whole, eps, x), "max_for_sum": top})
-        largest = torch.stack([each["normed gradient"] for each in own]).amax(0)
+        largest = largest_in_groups([each["normed gradient"] for each in own], t)[0]
         gradients.append({"max_for_sum": _through_norm(x, largest, whole["norm_weight"], eps)})
 
     def cut(found: list[dict[str, Any]]) -> list[Mistake]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from labkit.check import evidence
 from labkit.check.evidence import Observed
 from labkit.check.exercise import Verdict, wrong
+from labkit.labs.lab00 import attempts
 from labkit.ranks.places import readable
 from labkit.record.events import RankRecord
 
@@ -39,16 +40,11 @@ def _written(record: RankRecord) -> bool:
 
 def used_too_soon(observed: Observed, tried: str) -> Verdict | None:
     """Cause "not_waited": a receive that nobody waited for, for an answer whose values are wrong."""
-    for rank, record in enumerate(observed.records):
-        if record is None:
-            continue
-        waited = {wait.of for wait in record.waits if wait.how == "call"}
-        open_ = {wait.of for wait in record.waits if wait.how == "touched"} - waited
-        open_ |= {event.index for event in record.never_waited}
-        if any(event.op == "recv" and event.index in open_ for event in record.communications):
-            sentence = f"rank {rank} uses a tensor before it has come: call wait() of its irecv first."
-            return wrong("evidence", "not_waited", sentence, tried, "an irecv without wait()", "wait(), then use it")
-    return None
+    rank = attempts.left_open(observed)
+    if rank is None:
+        return None
+    sentence = f"rank {rank} uses a tensor before it has come: call wait() of its irecv first."
+    return wrong("evidence", "not_waited", sentence, tried, "an irecv without wait()", "wait(), then use it")
 
 
 def left_behind(observed: Observed) -> str:
